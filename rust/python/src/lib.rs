@@ -1,0 +1,11 @@
+//! `tandemkv._core`: conversion, locking and errors around `tandemkv-core`.
+
+use pyo3::prelude::*;
+
+/// The extension module.
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("DEBUG_BUILD", cfg!(debug_assertions))?;
+    Ok(())
+}
