@@ -1,0 +1,112 @@
+"""The Rust core. Every call here is a batch call on caller-owned buffers.
+
+`docs/ledger.md` says what each call means. Buffers are C-contiguous NumPy arrays (or anything with
+the buffer protocol) of exactly the dtype named; outputs are written in place.
+"""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__version__: str
+DEBUG_BUILD: bool
+
+_I32 = NDArray[np.int32]
+_I64 = NDArray[np.int64]
+_U8 = NDArray[np.uint8]
+_Tokens = NDArray[np.int32] | NDArray[np.int64]
+
+@final
+class Ledger:
+    """The pages, sequences and prefix tree of one rank, for target and draft together.
+
+    Args:
+        tokens_per_block: tokens per block, >= 1.
+        num_pages: pages per class, the reserved page 0 included; each >= 2.
+        max_sequences: rows, >= 1.
+        max_seq_len: largest `max_total` of a sequence, in tokens.
+        has_draft: whether sequences may carry draft KV.
+        extra_tokens: room kept beyond what is written, in tokens.
+        reserve_tokens: most draft tokens that one step runs beyond one token.
+        lookahead: D, later tokens that draft KV at a position depends on.
+        reuse: whether blocks are published and matched.
+        partial_reuse: whether a hit may end inside a block.
+        same_stream: later work is ordered after earlier work, so pages need no fence.
+    """
+
+    def __new__(
+        cls,
+        *,
+        tokens_per_block: int,
+        num_pages: Sequence[int],
+        max_sequences: int,
+        max_seq_len: int,
+        has_draft: bool = False,
+        extra_tokens: int = 0,
+        reserve_tokens: int = 0,
+        lookahead: int = 0,
+        reuse: bool = True,
+        partial_reuse: bool = True,
+        same_stream: bool = False,
+    ) -> Ledger: ...
+    @property
+    def tokens_per_block(self) -> int: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def row_width(self) -> int:
+        """Blocks that a row can hold: `cdiv(max_seq_len + extra + reserve + 1, tokens_per_block)`
+        rounded up to a multiple of 4."""
+    @property
+    def max_sequences(self) -> int: ...
+    def begin_step(self, now: float = 0.0) -> int: ...
+    def complete_step(self, step: int) -> None: ...
+    def admit(
+        self,
+        step: int,
+        prompts: Sequence[_Tokens] | tuple[_Tokens, _I64],
+        scope: _I32,
+        first: _I32,
+        max_total: _I64,
+        draft_from: _I32 | None,
+        handle: _I64,
+        hit: _I32,
+        stop_at_first: bool = False,
+    ) -> int: ...
+    def grow(
+        self, step: int, handle: _I64, width: _I32, ok: _U8, stop_at_first: bool = False
+    ) -> int: ...
+    def advance(
+        self,
+        step: int,
+        handle: _I64,
+        tokens: _Tokens,
+        count: _I32,
+        valid: _I32 | None = None,
+    ) -> None: ...
+    def release(self, handle: _I64, publish: _U8) -> None: ...
+    def match(self, tokens: _Tokens, scope: int = 0, draft_from: int | None = None) -> int: ...
+    def moves(self, out: _I32) -> int: ...
+    def table(self, handle: _I64, dst: _I32, used: _I32) -> None: ...
+    def updates(self, out: _I32) -> int: ...
+    def sequence(self, handle: int) -> dict[str, Any]:
+        """`known`, `history`, `reach`, `committed`, `capacity`, `promise`, `valid` (per role),
+        `blocks`, `outstanding` (list of (step, width)), `scope`, `draft_from`, `max_total`."""
+    def stats(self) -> dict[str, Any]:
+        """`classes`: a list with `total`, `reserved`, `free`, `fenced`, `live`, `cached`,
+        `evictable` (part of cached) per class; `open_sequences`, `promised`, `open_steps`,
+        `newest_step`, `nodes`, `cached_blocks`, and the counters `admitted`, `refused_now`,
+        `refused_never`, `refused_rows`, `prompt_tokens`, `hit_tokens`, `target_only_hits`,
+        `published_blocks`, `rebased_blocks`, `evicted_blocks`, `copied_blocks`, `grown_blocks`,
+        `refused_grows`, `accepted_tokens`, `rewound_tokens`, `released`."""
+    def reset_reuse_state(self) -> None: ...
+    def digest(self) -> bytes: ...
+    def dump(self) -> dict[str, Any]:
+        """`classes`: per class `free`, `fenced` as lists of pages (fenced: (page, stamp));
+        `nodes`: a list of dicts with `id`, `parent`, `scope`, `start` (ordinal of its first block),
+        `tokens` (one list per block), `tip`, `covered` (of a partial block, else None),
+        `draft_valid`, `pins`, `active_children`, `last_use`, `stamp`, `pages` (per class);
+        `sequences`: handle -> `sequence(handle)` and `pages` (per class) and `node`."""
+    def validate(self) -> None: ...
