@@ -27,3 +27,47 @@ class BufferTooSmallError(LedgerError):
 
 class SequencesOpenError(LedgerError):
     """The call needs all sequences closed; `details["open_sequences"]` are not."""
+
+
+class GeometryError(TandemkvError, ValueError):
+    """A layer or a model config cannot be read: the message names file, field and value.
+
+    Attributes:
+        source: the file, or `config` for a dict, or empty where layers are given by hand.
+        field: the field at fault, dotted where it is nested; empty where no single field is.
+        value: the value found there; None where the field is missing.
+    """
+
+    def __init__(
+        self, message: str, *, source: str = "", field: str = "", value: object = None
+    ) -> None:
+        super().__init__(message)
+        self.source = source
+        self.field = field
+        self.value = value
+
+
+class UnsupportedModelError(GeometryError):
+    """The model keeps KV in a way that is not supported, or its type is not known.
+
+    Attributes:
+        model_type: the type found in the config; empty where it has none.
+        supported: the model types that can be read.
+        nearest: the known model type with the most similar name, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        source: str = "",
+        field: str = "",
+        value: object = None,
+        model_type: str = "",
+        supported: tuple[str, ...] = (),
+        nearest: str | None = None,
+    ) -> None:
+        super().__init__(message, source=source, field=field, value=value)
+        self.model_type = model_type
+        self.supported = supported
+        self.nearest = nearest

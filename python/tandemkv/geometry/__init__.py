@@ -1,0 +1,7 @@
+"""What each layer of a model keeps per token."""
+
+from __future__ import annotations
+
+from tandemkv.geometry.layers import KvDtype, Layer, LayerKind, ModelGeometry, Role, SideBuffer
+
+__all__ = ["KvDtype", "Layer", "LayerKind", "ModelGeometry", "Role", "SideBuffer"]
