@@ -52,7 +52,8 @@ $(BUILD_STAMP): $(VENV_STAMP) $(RUST_SOURCES) pyproject.toml
 	$(MATURIN) develop --release --locked
 	@touch $@
 
-# The extras come through maturin as well, so pyproject.toml is the only list of requirements.
+# The extras come through maturin as well, so pyproject.toml is the only list of requirements. The
+# build comes first: `dev` names tandemkv's other extras, which pip reads from the installed package.
 $(CLI_STAMP): pyproject.toml | $(BUILD_STAMP)
 	$(MATURIN) develop --release --locked --extras cli
 	@touch $@

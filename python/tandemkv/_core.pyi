@@ -57,8 +57,10 @@ class Ledger:
     def num_classes(self) -> int: ...
     @property
     def row_width(self) -> int:
-        """Blocks that a row can hold: `cdiv(max_seq_len + extra + reserve + 1, tokens_per_block)`
-        rounded up to a multiple of 4."""
+        """Blocks that a row can hold.
+
+        `cdiv(max_seq_len + extra + reserve + 1, tokens_per_block)`, rounded up to a multiple of 4.
+        """
     @property
     def max_sequences(self) -> int: ...
     def begin_step(self, now: float = 0.0) -> int: ...
@@ -92,21 +94,30 @@ class Ledger:
     def table(self, handle: _I64, dst: _I32, used: _I32) -> None: ...
     def updates(self, out: _I32) -> int: ...
     def sequence(self, handle: int) -> dict[str, Any]:
-        """`known`, `history`, `reach`, `committed`, `capacity`, `promise`, `valid` (per role),
-        `blocks`, `outstanding` (list of (step, width)), `scope`, `draft_from`, `max_total`."""
+        """Return the lengths of one sequence.
+
+        `known`, `history`, `reach`, `committed`, `capacity`, `promise`, `valid` (per role),
+        `blocks`, `outstanding` (list of (step, width)), `scope`, `draft_from`, `max_total`.
+        """
     def stats(self) -> dict[str, Any]:
-        """`classes`: a list with `total`, `reserved`, `free`, `fenced`, `live`, `cached`,
+        """Return counts by state and counters since the start.
+
+        `classes`: a list with `total`, `reserved`, `free`, `fenced`, `live`, `cached`,
         `evictable` (part of cached) per class; `open_sequences`, `promised`, `open_steps`,
         `newest_step`, `nodes`, `cached_blocks`, and the counters `admitted`, `refused_now`,
         `refused_never`, `refused_rows`, `prompt_tokens`, `hit_tokens`, `target_only_hits`,
         `published_blocks`, `rebased_blocks`, `evicted_blocks`, `copied_blocks`, `grown_blocks`,
-        `refused_grows`, `accepted_tokens`, `rewound_tokens`, `released`."""
+        `refused_grows`, `accepted_tokens`, `rewound_tokens`, `released`.
+        """
     def reset_reuse_state(self) -> None: ...
     def digest(self) -> bytes: ...
     def dump(self) -> dict[str, Any]:
-        """`classes`: per class `free`, `fenced` as lists of pages (fenced: (page, stamp));
+        """Return the whole state, readable.
+
+        `classes`: per class `free`, `fenced` as lists of pages (fenced: (page, stamp));
         `nodes`: a list of dicts with `id`, `parent`, `scope`, `start` (ordinal of its first block),
         `tokens` (one list per block), `tip`, `covered` (of a partial block, else None),
         `draft_valid`, `pins`, `active_children`, `last_use`, `stamp`, `pages` (per class);
-        `sequences`: handle -> `sequence(handle)` and `pages` (per class) and `node`."""
+        `sequences`: handle -> `sequence(handle)` and `pages` (per class) and `node`.
+        """
     def validate(self) -> None: ...
