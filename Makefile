@@ -92,7 +92,7 @@ test: $(DEV_STAMP) $(BUILD_STAMP) lint ## install the dev extra, build, lint, ca
 .PHONY: test-full
 test-full: $(DEV_STAMP) $(BUILD_STAMP) lint ## as `test`, with the long versions (up to 80 minutes)
 	cargo test --locked --release -- --include-ignored
-	$(BIN)/python -m pytest -m 'full or not full'
+	TANDEMKV_HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -m 'full or not full'
 
 .PHONY: clean
 clean: ## remove .venv and everything that was built
