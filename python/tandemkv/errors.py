@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class TandemkvError(Exception):
     """Base class of the errors raised by tandemkv."""
@@ -71,3 +73,38 @@ class UnsupportedModelError(GeometryError):
         self.model_type = model_type
         self.supported = supported
         self.nearest = nearest
+
+
+class ReplayError(TandemkvError, ValueError):
+    """A replay cannot be run as asked: nothing was run."""
+
+
+class TraceError(ReplayError):
+    """A trace file is not readable as a trace.
+
+    Attributes:
+        path: the file.
+        line: the line of the row, from 1; None where the file has no rows by line.
+        field: the field; empty where the row as a whole is meant.
+        value: what the field holds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        problem: str,
+        line: int | None = None,
+        field: str = "",
+        value: object = None,
+    ) -> None:
+        self.path, self.line, self.field, self.value = path, line, field, value
+        where = f"{path}:{line}" if line is not None else f"{path}"
+        what = f"field '{field}' is {_shorten(value)}: " if field else ""
+        super().__init__(f"{where}: {what}{problem}")
+
+
+def _shorten(value: object) -> str:
+    """Return the value as text on one line, at most 80 characters."""
+    text = "missing" if value is None else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
