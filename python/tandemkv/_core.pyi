@@ -18,6 +18,63 @@ _I64 = NDArray[np.int64]
 _U8 = NDArray[np.uint8]
 _Tokens = NDArray[np.int32] | NDArray[np.int64]
 
+_Cost = tuple[int, int]
+
+def layer_bytes_per_token(
+    *,
+    kind: str,
+    kv_dtype: str,
+    tp_size: int = 1,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    v_head_dim: int | None = None,
+    kv_lora_rank: int | None = None,
+    qk_rope_head_dim: int | None = None,
+    side_bytes: int = 0,
+) -> int:
+    """Bytes per token of one layer on each of `tp_size` ranks (1 under attention-DP).
+
+    `kind` is `attention` (needs `num_kv_heads` and `head_dim`; `v_head_dim` defaults to
+    `head_dim`) or `mla` (needs `kv_lora_rank` and `qk_rope_head_dim`; never divided by tp).
+    `side_bytes` are raw bytes per token: neither the KV dtype nor tp changes them. Raises
+    `GeometryError` for an unknown kind or dtype, and for heads that the ranks cannot hold whole.
+    """
+
+def cost_tokens(cost: _Cost, budget_bytes: int) -> int | None:
+    """Most tokens T with `slope * T + intercept <= budget_bytes`, for `cost = (slope, intercept)`.
+
+    0 if the budget does not cover the intercept; None if it does and the slope is 0.
+    """
+
+def split_bytes(
+    budget_bytes: int, target: _Cost, draft: _Cost, tier: str
+) -> tuple[str | None, int, int]:
+    """Proportional split of one budget: (reason it was not split, target bytes, draft bytes).
+
+    The reason is None when it was split, else `no_budget`, `no_target_cost` or `no_draft_cost`.
+    Raises `BudgetError` if the fixed cost leaves nothing for a role that grows.
+    """
+
+def split_pages(
+    *,
+    tier: str,
+    tokens_per_block: int,
+    budget_bytes: Sequence[int],
+    target: Sequence[_Cost],
+    draft: Sequence[_Cost],
+    bytes_per_sequence: Sequence[int] | None = None,
+    max_batch_size: int | None = None,
+) -> tuple[int | None, list[tuple[int | None, int, int, int]]]:
+    """Whole pages for both roles on every rank: (pages, one entry per rank).
+
+    An entry is (pages this rank alone could hold, target bytes, draft bytes, slack bytes); the
+    last three add up to the rank's budget. Pages are the minimum over the ranks, the reserved
+    page included; None where tokens cost nothing on any rank, 0 where a host or disk budget buys
+    none. `bytes_per_sequence` (both roles, per rank) times `max_batch_size` is the part of the
+    intercepts that a smaller batch would save; it is only used to name that batch in the error.
+    Raises `BudgetError`.
+    """
+
 @final
 class Ledger:
     """The pages, sequences and prefix tree of one rank, for target and draft together.

@@ -9,6 +9,75 @@ class TandemkvError(Exception):
     """Base class of the errors raised by tandemkv."""
 
 
+class ConfigError(TandemkvError, ValueError):
+    """A value of a configuration that is out of range or contradicts another one.
+
+    Attributes:
+        field: the argument or field that holds the value.
+        value: the value given.
+    """
+
+    def __init__(self, message: str, *, field: str = "", value: object = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.value = value
+
+
+class BudgetError(TandemkvError, ValueError):
+    """A byte budget that does not hold what is asked of it. All sizes are exact, in bytes.
+
+    Attributes:
+        tier: `device`, `host` or `disk`; None where the budget was not compared at all (a number
+            beyond 64 bits, more pages than a block table addresses).
+        rank: the rank with the largest shortfall.
+        budget_bytes: what that rank was given.
+        target_fixed_bytes, draft_fixed_bytes: each role's bytes that do not grow with tokens.
+        target_page_bytes, draft_page_bytes: each role's bytes of one page (of one token in
+            `split_budget`, which knows no pages).
+        required_pages: the fewest pages that make a usable pool.
+        required_bytes: the fixed bytes and those pages together.
+        shortfall_bytes: `required_bytes - budget_bytes`.
+        largest_batch_size: the largest batch that would fit; None where no batch changes the
+            answer or none fits.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        tier: str | None = None,
+        rank: int | None = None,
+        budget_bytes: int | None = None,
+        target_fixed_bytes: int | None = None,
+        draft_fixed_bytes: int | None = None,
+        target_page_bytes: int | None = None,
+        draft_page_bytes: int | None = None,
+        required_pages: int | None = None,
+        required_bytes: int | None = None,
+        shortfall_bytes: int | None = None,
+        largest_batch_size: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.tier = tier
+        self.rank = rank
+        self.budget_bytes = budget_bytes
+        self.target_fixed_bytes = target_fixed_bytes
+        self.draft_fixed_bytes = draft_fixed_bytes
+        self.target_page_bytes = target_page_bytes
+        self.draft_page_bytes = draft_page_bytes
+        self.required_pages = required_pages
+        self.required_bytes = required_bytes
+        self.shortfall_bytes = shortfall_bytes
+        self.largest_batch_size = largest_batch_size
+
+    @property
+    def fixed_bytes(self) -> int | None:
+        """Fixed bytes of both roles together."""
+        if self.target_fixed_bytes is None or self.draft_fixed_bytes is None:
+            return None
+        return self.target_fixed_bytes + self.draft_fixed_bytes
+
+
 class LedgerError(TandemkvError, ValueError):
     """Misuse of the ledger: nothing was changed.
 

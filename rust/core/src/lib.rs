@@ -3,3 +3,6 @@
 //!
 //! This crate knows no Python and no device: it decides, the engine computes.
 #![forbid(unsafe_code)]
+
+pub mod budget;
+pub mod units;

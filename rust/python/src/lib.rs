@@ -2,10 +2,13 @@
 
 use pyo3::prelude::*;
 
+mod budget;
+
 /// The extension module.
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("DEBUG_BUILD", cfg!(debug_assertions))?;
+    budget::register(module)?;
     Ok(())
 }
