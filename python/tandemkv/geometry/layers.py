@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from os import PathLike
+from reprlib import Repr
 from typing import Any, Literal, get_args
 
 from tandemkv import _core
@@ -17,6 +19,9 @@ LAYER_KINDS: tuple[str, ...] = get_args(LayerKind)
 KV_DTYPES: tuple[str, ...] = get_args(KvDtype)
 ROLES: tuple[str, ...] = get_args(Role)
 
+# Keeps every product of sizes inside 64 bits in the core, and refuses nonsense early.
+MAX_SIZE = 2**31 - 1
+
 # Which fields describe which kind; a field of another kind must stay None.
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "attention": ("num_kv_heads", "head_dim"),
@@ -25,21 +30,44 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
 _OPTIONAL: dict[str, tuple[str, ...]] = {"attention": ("v_head_dim",), "mla": ()}
 
 
-def _check_choice(owner: str, field: str, value: object, choices: tuple[str, ...]) -> None:
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def show(value: object) -> str:
+    """Return `value` as a message shows it: long lists, objects and strings are cut."""
+    return _SHORT.repr(value)
+
+
+def check_choice(owner: str, field: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise an error naming owner and field unless `value` is one of `choices`.
+
+    Raises:
+        GeometryError: any other value.
+    """
     if not isinstance(value, str) or value not in choices:
         raise GeometryError(
-            f"{owner}: {field} is {value!r}; supported: {', '.join(choices)}",
+            f"{owner}: {field} is {show(value)}; supported: {', '.join(choices)}",
             field=field,
             value=value,
         )
 
 
-def _check_size(owner: str, field: str, value: object) -> None:
+def check_size(owner: str, field: str, value: object) -> int:
+    """Return `value` if it is a count or a size, else raise an error naming owner and field.
+
+    Raises:
+        GeometryError: not an integer from 1 to `MAX_SIZE`.
+    """
     # bool is an int in Python, but `num_kv_heads=True` is a mistake.
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise GeometryError(
-            f"{owner}: {field} is {value!r}; an integer >= 1 is needed", field=field, value=value
-        )
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIZE:
+        return value
+    raise GeometryError(
+        f"{owner}: {field} is {show(value)}; an integer from 1 to {MAX_SIZE} is needed",
+        source=owner,
+        field=field,
+        value=value,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +88,11 @@ class SideBuffer:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise GeometryError(
-                f"SideBuffer: name is {self.name!r}; a non-empty string is needed",
+                f"SideBuffer: name is {show(self.name)}; a non-empty string is needed",
                 field="name",
                 value=self.name,
             )
-        _check_size(f"SideBuffer {self.name!r}", "bytes_per_token", self.bytes_per_token)
+        check_size(f"SideBuffer {show(self.name)}", "bytes_per_token", self.bytes_per_token)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -101,20 +129,20 @@ class Layer:
     side_buffers: tuple[SideBuffer, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_choice("Layer", "kind", self.kind, LAYER_KINDS)
+        check_choice("Layer", "kind", self.kind, LAYER_KINDS)
         owner = f"Layer of kind {self.kind!r}"
-        _check_choice(owner, "kv_dtype", self.kv_dtype, KV_DTYPES)
+        check_choice(owner, "kv_dtype", self.kv_dtype, KV_DTYPES)
         for field in _REQUIRED[self.kind]:
-            _check_size(owner, field, getattr(self, field))
+            check_size(owner, field, getattr(self, field))
         for field in _OPTIONAL[self.kind]:
             if getattr(self, field) is not None:
-                _check_size(owner, field, getattr(self, field))
+                check_size(owner, field, getattr(self, field))
         own = _REQUIRED[self.kind] + _OPTIONAL[self.kind]
         for kind in LAYER_KINDS:
             for field in _REQUIRED[kind] + _OPTIONAL[kind]:
                 if field not in own and getattr(self, field) is not None:
                     raise GeometryError(
-                        f"{owner}: {field} is {getattr(self, field)!r}; it belongs to kind "
+                        f"{owner}: {field} is {show(getattr(self, field))}; it belongs to kind "
                         f"{kind!r} and must be None here",
                         field=field,
                         value=getattr(self, field),
@@ -124,7 +152,7 @@ class Layer:
         for buffer in self.side_buffers:
             if not isinstance(buffer, SideBuffer):
                 raise GeometryError(
-                    f"{owner}: side_buffers holds {buffer!r}; only SideBuffer is accepted",
+                    f"{owner}: side_buffers holds {show(buffer)}; only SideBuffer is accepted",
                     field="side_buffers",
                     value=buffer,
                 )
@@ -143,7 +171,7 @@ class Layer:
                 multiple of `num_kv_heads`; or the elements of one rank do not fill whole nvfp4
                 scale groups of 16.
         """
-        _check_size("Layer.bytes_per_token", "tp_size", tp_size)
+        check_size("Layer.bytes_per_token", "tp_size", tp_size)
         return _core.layer_bytes_per_token(
             kind=self.kind,
             kv_dtype=self.kv_dtype,
@@ -153,7 +181,7 @@ class Layer:
             v_head_dim=self.v_head_dim,
             kv_lora_rank=self.kv_lora_rank,
             qk_rope_head_dim=self.qk_rope_head_dim,
-            side_bytes=sum(buffer.bytes_per_token for buffer in self.side_buffers),
+            side_bytes_per_token=sum(buffer.bytes_per_token for buffer in self.side_buffers),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,6 +196,9 @@ class Layer:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelGeometry:
     """What a model keeps per token: its layers in order, and nothing that is guessed.
+
+    `from_hf` reads a config of a known family; `ModelGeometry(layers=[...])` describes any other
+    model by hand.
 
     Args:
         layers: the layers that keep KV, in model order; at least one.
@@ -188,19 +219,19 @@ class ModelGeometry:
     max_position_embeddings: int | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("ModelGeometry", "role", self.role, ROLES)
+        check_choice("ModelGeometry", "role", self.role, ROLES)
         for field in ("name", "model_type"):
             value = getattr(self, field)
             if not isinstance(value, str) or not value:
                 raise GeometryError(
-                    f"ModelGeometry: {field} is {value!r}; a non-empty string is needed",
+                    f"ModelGeometry: {field} is {show(value)}; a non-empty string is needed",
                     field=field,
                     value=value,
                 )
-        owner = f"ModelGeometry {self.name!r}"
+        owner = f"ModelGeometry {show(self.name)}"
         if not isinstance(self.layers, Iterable) or isinstance(self.layers, Mapping | str):
             raise GeometryError(
-                f"{owner}: layers is {self.layers!r}; a list of Layer is needed",
+                f"{owner}: layers is {show(self.layers)}; a list of Layer is needed",
                 field="layers",
                 value=self.layers,
             )
@@ -208,7 +239,7 @@ class ModelGeometry:
         for index, layer in enumerate(self.layers):
             if not isinstance(layer, Layer):
                 raise GeometryError(
-                    f"{owner}: layers[{index}] is {layer!r}; a Layer is needed",
+                    f"{owner}: layers[{index}] is {show(layer)}; a Layer is needed",
                     field=f"layers[{index}]",
                     value=layer,
                 )
@@ -219,7 +250,7 @@ class ModelGeometry:
                 value=(),
             )
         if self.max_position_embeddings is not None:
-            _check_size(owner, "max_position_embeddings", self.max_position_embeddings)
+            check_size(owner, "max_position_embeddings", self.max_position_embeddings)
 
     @property
     def num_layers(self) -> int:
@@ -244,3 +275,58 @@ class ModelGeometry:
             "max_position_embeddings": self.max_position_embeddings,
             "layers": [layer.to_dict() for layer in self.layers],
         }
+
+    @classmethod
+    def from_hf(
+        cls,
+        source: str | PathLike[str] | Mapping[str, Any],
+        kv_dtype: str | None = None,
+        role: Role = "target",
+        num_layers: int | None = None,
+    ) -> ModelGeometry:
+        """Read the `config.json` of a Hugging Face model.
+
+        With `role="draft"`, a config that holds a multi-token-prediction module
+        (`num_nextn_predict_layers` >= 1) gives the layers of that module, since it is what drafts;
+        every other config gives all its layers.
+
+        Args:
+            source: a file, a directory that contains `config.json`, or the object itself.
+            kv_dtype: dtype of the KV; None takes the KV algorithm of the config's quantisation,
+                else its `dtype`. A draft reads its own config: the target's is never inherited.
+            role: `target` or `draft`.
+            num_layers: an explicit number of layers instead of the config's. It counts layers,
+                never draft tokens: a one-layer head drafting four tokens has one layer.
+
+        Raises:
+            UnsupportedModelError: the model type, or a feature of it, is not supported.
+            GeometryError: the file or a field of it cannot be read.
+        """
+        from tandemkv.geometry.hf import read_geometry  # noqa: PLC0415 (it imports this module)
+
+        return read_geometry(source, kv_dtype=kv_dtype, role=role, num_layers=num_layers)
+
+    @classmethod
+    def mtp_from_hf(
+        cls,
+        source: str | PathLike[str] | Mapping[str, Any],
+        kv_dtype: str | None = None,
+        num_layers: int | None = None,
+    ) -> ModelGeometry:
+        """Read the multi-token-prediction module of a target's config, as a draft.
+
+        Args:
+            source: the target's config; see `from_hf`.
+            kv_dtype: dtype of the module's KV; see `from_hf`.
+            num_layers: an explicit number of layers instead of `num_nextn_predict_layers`: 1 where
+                one module is replayed for every draft token (MTP-Eagle).
+
+        Raises:
+            UnsupportedModelError: the family has no such module.
+            GeometryError: `num_nextn_predict_layers` is missing or not >= 1, or as in `from_hf`.
+        """
+        from tandemkv.geometry.hf import read_geometry  # noqa: PLC0415 (it imports this module)
+
+        return read_geometry(
+            source, kv_dtype=kv_dtype, role="draft", num_layers=num_layers, mtp=True
+        )
