@@ -198,7 +198,8 @@ def _architectures(loaded: _Loaded) -> tuple[str, ...]:
         if any(drafter in name for drafter in _BLOCK_DRAFTERS):
             raise UnsupportedModelError(
                 f"{loaded.source}: architectures has {show(name)}: "
-                "block drafters are not supported; supported drafts: EAGLE heads, multi-token-prediction modules and plain decoders",
+                "block drafters are not supported; supported drafts: EAGLE heads, "
+                "multi-token-prediction modules and plain decoders",
                 source=loaded.source,
                 field="architectures",
                 value=name,
