@@ -3,9 +3,18 @@
 import warnings as _warnings
 
 from tandemkv import _core
+from tandemkv.errors import GeometryError, UnsupportedModelError
+from tandemkv.geometry import Layer, ModelGeometry, SideBuffer
 
 __version__: str = _core.__version__
-__all__ = ["__version__"]
+__all__ = [
+    "GeometryError",
+    "Layer",
+    "ModelGeometry",
+    "SideBuffer",
+    "UnsupportedModelError",
+    "__version__",
+]
 
 if _core.DEBUG_BUILD:
     _warnings.warn(

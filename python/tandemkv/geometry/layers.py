@@ -181,7 +181,7 @@ class Layer:
             v_head_dim=self.v_head_dim,
             kv_lora_rank=self.kv_lora_rank,
             qk_rope_head_dim=self.qk_rope_head_dim,
-            side_bytes_per_token=sum(buffer.bytes_per_token for buffer in self.side_buffers),
+            side_bytes=sum(buffer.bytes_per_token for buffer in self.side_buffers),
         )
 
     def to_dict(self) -> dict[str, Any]:
