@@ -177,3 +177,45 @@ def _shorten(value: object) -> str:
     """Return the value as text on one line, at most 80 characters."""
     text = "missing" if value is None else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class DeviceUnavailableError(TandemkvError, RuntimeError):
+    """A GPU was asked for and there is none, or CuPy is not installed."""
+
+
+class ArrayError(TandemkvError, ValueError):
+    """An array handed to a device call does not have the documented form: nothing was written.
+
+    Attributes:
+        argument: the name of the argument.
+    """
+
+    def __init__(self, argument: str, message: str) -> None:
+        super().__init__(f"{argument}: {message}")
+        self.argument = argument
+
+
+class OffsetRangeError(TandemkvError, ValueError):
+    """A pool whose largest kernel index does not fit into 32 bits.
+
+    Attributes:
+        largest: the index that the last page would need.
+        limit: the largest index that fits.
+    """
+
+    def __init__(self, message: str, largest: int, limit: int) -> None:
+        super().__init__(message)
+        self.largest = largest
+        self.limit = limit
+
+
+class RingFullError(TandemkvError, RuntimeError):
+    """Every staging slot is in flight or being filled, and the ring does not wait.
+
+    Attributes:
+        num_slots: slots of the ring.
+    """
+
+    def __init__(self, message: str, num_slots: int) -> None:
+        super().__init__(message)
+        self.num_slots = num_slots

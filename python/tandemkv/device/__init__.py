@@ -1,0 +1,28 @@
+"""Block tables on the device.
+
+`groups.py` says how a page becomes the index that an attention kernel reads, `block_offsets.py`
+checks the arguments of the two calls and hands them to a backend:
+
+* `cpu_backend.py`: NumPy, for managers whose pools live on the CPU;
+* `cuda_backend.py`: CuPy, the kernels of `cuda/*.cu` on the caller's stream.
+
+`launches.py` turns checked arguments into a grid and kernel parameters, `kernels.py` compiles,
+`arrays.py` looks at arrays of any library, and `ring.py` owns the staging buffers from which tables
+are published. `backend="auto"` takes the backend of the memory that is written. Nothing falls
+back: a GPU that is asked for and missing is a `DeviceUnavailableError`.
+"""
+
+from __future__ import annotations
+
+from tandemkv.device.block_offsets import apply_block_table_updates, copy_batch_block_offsets
+from tandemkv.device.groups import OffsetGroups, check_offset_range
+from tandemkv.device.ring import StagingRing, StagingSlot
+
+__all__ = [
+    "OffsetGroups",
+    "StagingRing",
+    "StagingSlot",
+    "apply_block_table_updates",
+    "check_offset_range",
+    "copy_batch_block_offsets",
+]

@@ -1,0 +1,1 @@
+../../../../cuda/table_updates.cu

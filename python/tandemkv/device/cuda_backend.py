@@ -1,0 +1,116 @@
+"""CuPy backend: the kernels of `cuda/` on the caller's stream.
+
+Launches are asynchronous. Arrays that the kernel reads, pinned host arrays above all, must stay
+unchanged until the stream has passed the launch: `ring.StagingRing` guards exactly that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandemkv.device.arrays import ArrayView
+from tandemkv.device.groups import OffsetGroups
+from tandemkv.device.kernels import load, require_cupy
+from tandemkv.device.launches import (
+    CopyArguments,
+    Launch,
+    UpdateArguments,
+    copy_launch,
+    update_launch,
+)
+from tandemkv.errors import ArrayError
+
+
+def copy_batch_block_offsets(
+    arguments: CopyArguments, groups: OffsetGroups, stream: object
+) -> None:
+    """Queue the copy on `stream`; see `block_offsets.copy_batch_block_offsets`."""
+    device = _device_of(
+        arguments.destination,
+        (arguments.source, arguments.copy_index, arguments.used, arguments.count),
+    )
+    descriptors = groups.on_device(device)
+    _run(copy_launch(arguments, descriptors.data.ptr, len(groups)), device, stream)
+
+
+def apply_block_table_updates(
+    arguments: UpdateArguments, groups: OffsetGroups | None, stream: object
+) -> None:
+    """Queue the scatter on `stream`; see `block_offsets.apply_block_table_updates`."""
+    written = arguments.table if arguments.destination is None else arguments.destination
+    if written is None:
+        raise ArrayError("destination", "a table or a destination is needed")
+    device = _device_of(
+        written,
+        (
+            arguments.table,
+            arguments.destination,
+            arguments.records,
+            arguments.count,
+            arguments.row_position,
+        ),
+    )
+    pointer = 0 if groups is None else groups.on_device(device).data.ptr
+    _run(update_launch(arguments, pointer, 0 if groups is None else len(groups)), device, stream)
+
+
+def as_stream(stream: object) -> Any:
+    """Return the engine's stream as a CuPy stream.
+
+    It may be a CuPy or torch stream, any object with `__cuda_stream__`, or a `cudaStream_t` as an
+    int.
+
+    Raises:
+        ArrayError: `stream` is None or of another type. There is no default: work on the wrong
+            stream is not ordered before the engine's kernels.
+    """
+    cupy = require_cupy()
+    if isinstance(stream, cupy.cuda.Stream | cupy.cuda.ExternalStream):
+        return stream
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return cupy.cuda.Stream.from_external(_RawStream(stream))
+    if not hasattr(stream, "__cuda_stream__"):
+        raise ArrayError(
+            "stream",
+            "the cuda backend needs the engine's stream: a CuPy or torch stream, an object with "
+            f"__cuda_stream__ or a cudaStream_t as an int, not {type(stream).__name__}",
+        )
+    return cupy.cuda.Stream.from_external(stream)
+
+
+class _RawStream:
+    """The CUDA stream protocol around a bare `cudaStream_t`."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._pointer)
+
+
+def _device_of(written: ArrayView, others: tuple[ArrayView | None, ...]) -> int:
+    """Return the GPU that holds the written array, after checking that it can read the others."""
+    runtime = require_cupy().cuda.runtime
+    device = int(runtime.pointerGetAttributes(written.pointer).device)
+    for array in others:
+        if array is None or array.pointer == 0:
+            continue
+        attributes = runtime.pointerGetAttributes(array.pointer)
+        if attributes.type == runtime.memoryTypeUnregistered:
+            raise ArrayError(
+                array.name,
+                "the GPU cannot read pageable host memory\n"
+                "hint: allocate it with StagingRing, cupyx.empty_pinned or torch pin_memory",
+            )
+        if attributes.type == runtime.memoryTypeDevice and attributes.device != device:
+            raise ArrayError(
+                array.name, f"it lies on GPU {attributes.device}, {written.name} on GPU {device}"
+            )
+    return device
+
+
+def _run(launch: Launch, device: int, stream: object) -> None:
+    cupy = require_cupy()
+    kernel = load(launch.kernel, device)
+    with cupy.cuda.Device(device), as_stream(stream):
+        kernel(launch.grid, launch.block, launch.args)
