@@ -17,6 +17,8 @@ use crate::units::{Bytes, Pages, Tokens};
 
 /// The reserved page 0 and one page that a sequence can use.
 const DEVICE_PAGES_MIN: Pages = Pages(2);
+/// Host and disk reserve no page, but a tier that holds none is never passed on.
+const LOWER_PAGES_MIN: Pages = Pages(1);
 /// Block tables are signed 32-bit.
 const PAGES_MAX: u64 = i32::MAX as u64;
 
@@ -59,8 +61,7 @@ pub struct RankSplit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageSplit {
     /// Pages of each role on each rank, the reserved page included; `None` if tokens cost
-    /// nothing on any rank, so that nothing limits them. May be 0 on host and disk, where it
-    /// says that the budget buys no page: such a tier must not be built.
+    /// nothing on any rank, so that nothing limits them.
     pub pages: Option<Pages>,
     /// One entry per rank, in the order given.
     pub ranks: Vec<RankSplit>,
@@ -118,9 +119,9 @@ impl Charged {
 /// Divide every rank's budget on one tier between target and draft, in whole pages.
 ///
 /// On the device each rank must hold its fixed cost and two pages of both roles, since page 0 of
-/// a pool is reserved. Host and disk reserve nothing and are charged no fixed cost; a budget
-/// there that buys no page gives `pages == Some(0)` and stays slack. A rank on which tokens cost
-/// nothing sets no limit.
+/// a pool is reserved. Host and disk reserve nothing and are charged no fixed cost; each rank
+/// must hold one page there, so a tier without a budget is not asked about. A rank on which
+/// tokens cost nothing sets no limit.
 ///
 /// # Errors
 /// [`BudgetError::Infeasible`] names the rank with the largest shortfall. No rank,
@@ -188,8 +189,9 @@ fn check_feasible(
     let mut worst: Option<Infeasible> = None;
     for (index, (rank, cost)) in ranks.iter().zip(charged).enumerate() {
         let required_pages = match tier {
-            Tier::Device if cost.both_pages > Bytes::ZERO => DEVICE_PAGES_MIN,
-            _ => Pages::ZERO,
+            _ if cost.both_pages == Bytes::ZERO => Pages::ZERO,
+            Tier::Device => DEVICE_PAGES_MIN,
+            Tier::Host | Tier::Disk => LOWER_PAGES_MIN,
         };
         let required = cost.bytes(required_pages)?;
         let Some(shortfall) = required.checked_sub(rank.budget) else {
@@ -342,11 +344,17 @@ mod tests {
     }
 
     #[test]
-    fn lower_tiers_are_charged_slopes_and_report_a_budget_that_buys_nothing() {
-        let rank = demand(2 << 20, (131_072, 1 << 50), (4_096, 0));
-        let split = split_pages(Tier::Host, Tokens(32), &[rank]).unwrap();
-        assert_eq!(split.pages, Some(Pages(0)));
-        assert_eq!(split.ranks[0].slack, Bytes(2 << 20));
+    fn lower_tiers_are_charged_slopes_and_hold_at_least_a_page() {
+        let numbers = refused(
+            Tier::Host,
+            &[demand(2 << 20, (131_072, 1 << 50), (4_096, 0))],
+        );
+        assert_eq!(numbers.required_pages, Pages(1));
+        assert_eq!(numbers.required, Bytes(4_325_376));
+        assert_eq!(
+            (numbers.target_fixed, numbers.draft_fixed),
+            (Bytes(0), Bytes(0))
+        );
         let rank = demand(20 * GIB, (131_072, 1 << 50), (4_096, 0));
         let split = split_pages(Tier::Disk, Tokens(32), &[rank]).unwrap();
         assert_eq!(split.pages, Some(Pages(4964)));

@@ -1,0 +1,322 @@
+"""What the user decides: cache sizes, the parallel layout and the speculative mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tandemkv.errors import ConfigError
+from tandemkv.modes import ALIASES, MODES, Mode
+from tandemkv.sizes import parse_size
+
+MAX_INT32 = 2**31 - 1
+"""Tokens, rows and pages are signed 32-bit in the ledger's arrays."""
+
+
+def check_count(field: str, value: object, *, least: int = 1) -> int:
+    """Return `value` if it is an integer in `least ..= MAX_INT32`.
+
+    Raises:
+        ConfigError: it is not; the message names the field and the value.
+    """
+    # bool is an int in Python, but `tp_size=True` is a mistake.
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_INT32:
+        raise ConfigError(
+            f"{field} is {value!r}; an integer from {least} to 2^31 - 1 is needed",
+            field=field,
+            value=value,
+        )
+    return value
+
+
+def _check_bool(field: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{field} is {value!r}; True or False is needed", field=field, value=value)
+    return value
+
+
+@dataclass(frozen=True, init=False)
+class KvCacheConfig:
+    """Sizes of the KV cache. Every size is per rank and for both roles together.
+
+    Args:
+        max_gpu_total_bytes: device bytes for the KV of target and draft, > 0.
+        host_cache_size: host bytes for the pair; 0: no host tier.
+        disk_cache_size: disk bytes for the pair; 0: no disk tier.
+        tokens_per_block: tokens of a block, for both roles.
+        max_batch_size: most sequences at a time; the rows of the block table.
+        max_seq_len: longest sequence in tokens; None: what the target's config declares.
+        max_num_tokens: most tokens that one step runs, or None. Full attention keeps every token
+            it has run, so it is charged nothing for it.
+        enable_block_reuse: whether prefixes are published and matched.
+        enable_partial_reuse: whether a hit may end inside a block; of no effect without
+            `enable_block_reuse`.
+
+    Sizes are ints in bytes or strings such as `"40GiB"`; see `parse_size`. They are stored in
+    bytes.
+
+    Raises:
+        ConfigError: a size that is not one, a zero device budget, a count that is not an integer
+            >= 1, or a step too small to run one token of every sequence.
+    """
+
+    max_gpu_total_bytes: int
+    host_cache_size: int
+    disk_cache_size: int
+    tokens_per_block: int
+    max_batch_size: int
+    max_seq_len: int | None
+    max_num_tokens: int | None
+    enable_block_reuse: bool
+    enable_partial_reuse: bool
+
+    def __init__(
+        self,
+        *,
+        max_gpu_total_bytes: int | str,
+        host_cache_size: int | str = 0,
+        disk_cache_size: int | str = 0,
+        tokens_per_block: int = 32,
+        max_batch_size: int = 256,
+        max_seq_len: int | None = None,
+        max_num_tokens: int | None = None,
+        enable_block_reuse: bool = True,
+        enable_partial_reuse: bool = True,
+    ) -> None:
+        device_bytes = parse_size(max_gpu_total_bytes, "max_gpu_total_bytes")
+        if device_bytes == 0:
+            raise ConfigError(
+                f"max_gpu_total_bytes is {max_gpu_total_bytes!r}; a KV cache needs device memory",
+                field="max_gpu_total_bytes",
+                value=max_gpu_total_bytes,
+            )
+        check_count("max_batch_size", max_batch_size)
+        if max_seq_len is not None:
+            check_count("max_seq_len", max_seq_len)
+        if max_num_tokens is not None and check_count("max_num_tokens", max_num_tokens) < (
+            max_batch_size
+        ):
+            raise ConfigError(
+                f"max_num_tokens is {max_num_tokens}, below max_batch_size {max_batch_size}: a "
+                "step could not run one token of every sequence",
+                field="max_num_tokens",
+                value=max_num_tokens,
+            )
+        values = {
+            "max_gpu_total_bytes": device_bytes,
+            "host_cache_size": parse_size(host_cache_size, "host_cache_size"),
+            "disk_cache_size": parse_size(disk_cache_size, "disk_cache_size"),
+            "tokens_per_block": check_count("tokens_per_block", tokens_per_block),
+            "max_batch_size": max_batch_size,
+            "max_seq_len": max_seq_len,
+            "max_num_tokens": max_num_tokens,
+            "enable_block_reuse": _check_bool("enable_block_reuse", enable_block_reuse),
+            "enable_partial_reuse": _check_bool("enable_partial_reuse", enable_partial_reuse),
+        }
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+
+    def tier_bytes(self, tier: str) -> int:
+        """Return the bytes of `device`, `host` or `disk` on one rank."""
+        return {
+            "device": self.max_gpu_total_bytes,
+            "host": self.host_cache_size,
+            "disk": self.disk_cache_size,
+        }[tier]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, sizes in bytes."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, init=False)
+class Mapping:
+    """How the ranks share the models. `rank = pp_rank * tp_size + tp_rank`.
+
+    Args:
+        tp_size: tensor-parallel ranks of a pipeline stage.
+        pp_size: pipeline stages.
+        pp_partition: target layers of each stage; None: as even as possible, the first stages
+            take one more.
+        enable_attention_dp: each tensor-parallel rank serves its own requests with whole KV heads
+            (attention data parallelism). Capacities are then per such rank.
+        draft_tp_size: width of the draft's attention group; None: that of the target. It divides
+            `tp_size`: every `draft_tp_size` consecutive ranks hold a whole draft.
+
+    Raises:
+        ConfigError: a size that is not an integer >= 1, a partition whose length is not
+            `pp_size`, or a `draft_tp_size` that does not divide `tp_size` or contradicts
+            attention data parallelism.
+    """
+
+    tp_size: int
+    pp_size: int
+    pp_partition: tuple[int, ...] | None
+    enable_attention_dp: bool
+    draft_tp_size: int | None
+
+    def __init__(
+        self,
+        *,
+        tp_size: int = 1,
+        pp_size: int = 1,
+        pp_partition: Sequence[int] | None = None,
+        enable_attention_dp: bool = False,
+        draft_tp_size: int | None = None,
+    ) -> None:
+        check_count("tp_size", tp_size)
+        check_count("pp_size", pp_size)
+        _check_bool("enable_attention_dp", enable_attention_dp)
+        partition = None if pp_partition is None else _partition(pp_partition, pp_size)
+        if draft_tp_size is not None:
+            _check_draft_tp(draft_tp_size, tp_size, enable_attention_dp)
+        object.__setattr__(self, "tp_size", tp_size)
+        object.__setattr__(self, "pp_size", pp_size)
+        object.__setattr__(self, "pp_partition", partition)
+        object.__setattr__(self, "enable_attention_dp", enable_attention_dp)
+        object.__setattr__(self, "draft_tp_size", draft_tp_size)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.tp_size * self.pp_size
+
+    @property
+    def target_width(self) -> int:
+        """Ranks that share the target's KV heads."""
+        return 1 if self.enable_attention_dp else self.tp_size
+
+    @property
+    def draft_width(self) -> int:
+        """Ranks that share the draft's KV heads."""
+        return self.target_width if self.draft_tp_size is None else self.draft_tp_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        partition = None if self.pp_partition is None else list(self.pp_partition)
+        return {**asdict(self), "pp_partition": partition}
+
+
+def _partition(value: Sequence[int], pp_size: int) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(
+            f"pp_partition is {value!r}; a list of layer counts is needed",
+            field="pp_partition",
+            value=value,
+        )
+    partition = tuple(check_count("an entry of pp_partition", layers) for layers in value)
+    if len(partition) != pp_size:
+        raise ConfigError(
+            f"pp_partition has {len(partition)} entries, but pp_size is {pp_size}",
+            field="pp_partition",
+            value=partition,
+        )
+    return partition
+
+
+def _check_draft_tp(draft_tp_size: int, tp_size: int, attention_dp: bool) -> None:
+    check_count("draft_tp_size", draft_tp_size)
+    if attention_dp and draft_tp_size != 1:
+        raise ConfigError(
+            f"draft_tp_size is {draft_tp_size}, but under attention data parallelism every rank "
+            "keeps whole heads, so it can only be 1",
+            field="draft_tp_size",
+            value=draft_tp_size,
+        )
+    if tp_size % draft_tp_size:
+        raise ConfigError(
+            f"draft_tp_size is {draft_tp_size}; it must divide tp_size {tp_size}",
+            field="draft_tp_size",
+            value=draft_tp_size,
+        )
+
+
+@dataclass(frozen=True, init=False)
+class SpeculativeConfig:
+    """How drafts are made, and what that asks of the cache. K is `max_draft_len`.
+
+    Args:
+        mode: `eagle3_one_model` (or `eagle3`), `mtp_one_model`, `mtp_vanilla`, `pard`, `dflash`,
+            `dspark`, `draft_target_one_model`, `two_model`, `ngram`, `sa`, `user_provided` or
+            `shared_kv_mtp`.
+        max_draft_len: longest chain of draft tokens, K >= 1.
+        top_k: branches per level of a draft tree (`eagle3_one_model` only); None: a chain.
+
+    Raises:
+        ConfigError: an unknown mode, a length that is not an integer >= 1, or a tree in a mode
+            that has none.
+    """
+
+    mode: str
+    max_draft_len: int
+    top_k: int | None
+
+    def __init__(self, *, mode: str, max_draft_len: int, top_k: int | None = None) -> None:
+        name = ALIASES.get(mode, mode) if isinstance(mode, str) else mode
+        if not isinstance(name, str) or name not in MODES:
+            raise ConfigError(
+                f"mode is {mode!r}; supported: {', '.join([*MODES, *ALIASES])}",
+                field="mode",
+                value=mode,
+            )
+        check_count("max_draft_len", max_draft_len)
+        if top_k is not None:
+            check_count("top_k", top_k)
+            if name != "eagle3_one_model":
+                raise ConfigError(
+                    f"top_k is {top_k}, but mode {name!r} drafts a chain; only eagle3_one_model "
+                    "drafts a tree",
+                    field="top_k",
+                    value=top_k,
+                )
+        object.__setattr__(self, "mode", name)
+        object.__setattr__(self, "max_draft_len", max_draft_len)
+        object.__setattr__(self, "top_k", top_k)
+
+    @property
+    def traits(self) -> Mode:
+        """What the mode is like, whatever K is."""
+        return MODES[self.mode]
+
+    @property
+    def extra_tokens(self) -> int:
+        """Tokens of room kept beyond what is written: K - 1 in one engine, else 0."""
+        return self.max_draft_len - 1 if self.traits.one_engine else 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Most tokens that one decode step runs: 1 + draft tokens; 2K for PARD."""
+        if self.traits.parallel_masks:
+            return 2 * self.max_draft_len
+        return 1 + self.max_draft_len * (self.top_k or 1)
+
+    @property
+    def reserve_tokens(self) -> int:
+        """Draft tokens that one step runs beyond one token: `tokens_per_step - 1`.
+
+        TensorRT-LLM's manager V2 reserves K for PARD, too little for the 2K - 1 that run.
+        """
+        return self.tokens_per_step - 1
+
+    @property
+    def headroom_tokens(self) -> int:
+        """Tokens that a generation step may touch: `extra_tokens + tokens_per_step`."""
+        return self.extra_tokens + self.tokens_per_step
+
+    @property
+    def lookahead(self) -> int:
+        """Later prompt tokens that the draft's KV at a position depends on."""
+        lookahead = self.traits.lookahead
+        return self.max_draft_len if lookahead == "K" else lookahead
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields and what follows from them as plain values."""
+        return {
+            **asdict(self),
+            "extra_tokens": self.extra_tokens,
+            "tokens_per_step": self.tokens_per_step,
+            "reserve_tokens": self.reserve_tokens,
+            "headroom_tokens": self.headroom_tokens,
+            "lookahead": self.lookahead,
+        }
