@@ -70,8 +70,9 @@ def split_pages(
     An entry is (pages this rank alone could hold, target bytes, draft bytes, slack bytes); the
     last three add up to the rank's budget. Pages are the minimum over the ranks, the reserved
     page included; None where tokens cost nothing on any rank. The device must hold two pages,
-    host and disk one. `bytes_per_sequence` (both roles, per rank) times `max_batch_size` is the part of the
-    intercepts that a smaller batch would save; it is only used to name that batch in the error.
+    host and disk one. `bytes_per_sequence` (both roles, per rank) times `max_batch_size` is the
+    part of the intercepts that a smaller batch would save; it only serves to name that batch in
+    the error.
     Raises `BudgetError`.
     """
 

@@ -32,7 +32,9 @@ def check_count(field: str, value: object, *, least: int = 1) -> int:
 
 def _check_bool(field: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(f"{field} is {value!r}; True or False is needed", field=field, value=value)
+        raise ConfigError(
+            f"{field} is {value!r}; True or False is needed", field=field, value=value
+        )
     return value
 
 

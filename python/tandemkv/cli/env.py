@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+
 from tandemkv.environment import collect_environment
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tandemkv.planning.split import TIERS
 from tandemkv.sizes import format_size
 
 if TYPE_CHECKING:
     from tandemkv.planning.result import Plan, RankPlan, RolePlan
 
-ROLE_COLUMNS = ("ranks", "role", "layers", "bytes/token", "page", "pages", "device", "host", "disk")
-"""Headings of `role_rows`."""
+NAME_COLUMNS = 2
+"""The first columns of `role_table` are names, the others numbers."""
 
 
 def title(plan: Plan) -> str:
@@ -46,7 +47,9 @@ def capacity_lines(plan: Plan) -> list[tuple[str, str]]:
         )
     for tier, blocks in (("host", plan.num_host_blocks), ("disk", plan.num_disk_blocks)):
         if blocks:
-            lines.append((f"{tier} blocks", f"{blocks:,} = {blocks * plan.tokens_per_block:,} tokens"))
+            lines.append(
+                (f"{tier} blocks", f"{blocks:,} = {blocks * plan.tokens_per_block:,} tokens")
+            )
     if plan.max_concurrency == 0:
         lines.append(
             (
@@ -93,50 +96,46 @@ def _alike(one: RankPlan, other: RankPlan) -> bool:
     )
 
 
-def role_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """Return one row per run of ranks and role, and one for its slack and budget."""
+def role_table(plan: Plan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return headings, and a row per run of like ranks and role, its slack and its budget.
+
+    Tiers that are not used have no column. The first two columns are names, the others numbers.
+    """
+    tiers = [name for name in TIERS if plan.config.tier_bytes(name)]
     rows: list[tuple[str, ...]] = []
     for ranks, rank in rank_groups(plan):
         for name, role in (("target", rank.target), ("draft", rank.draft)):
-            if role is None:
-                if plan.has_draft:
-                    rows.append((ranks, name, "0", *[""] * 3, *["0 B"] * 3))
-                continue
-            rows.append(
-                (
-                    ranks,
-                    name,
-                    str(len(role.layers)),
-                    f"{role.bytes_per_token:,}",
-                    format_size(role.page_bytes),
-                    f"{role.num_pages:,}",
-                    format_size(role.device_bytes),
-                    format_size(role.host_bytes),
-                    format_size(role.disk_bytes),
-                )
-            )
-        for name, field in (("slack", "slack_bytes"), ("budget", "budget_bytes")):
-            sizes = [format_size(getattr(tier, field)) for _, tier in rank.tiers.items()]
-            rows.append((ranks, name, *[""] * 4, *sizes))
-    return rows
+            if role is not None:
+                numbers = (len(role.layers), f"{role.bytes_per_token:,}")
+                pages = (format_size(role.page_bytes), f"{role.num_pages:,}")
+                sizes = [format_size(role.tier_bytes(tier)) for tier in tiers]
+                rows.append((ranks, name, *map(str, numbers), *pages, *sizes))
+            elif plan.has_draft:
+                rows.append((ranks, name, "0", "", "", "", *["0 B"] * len(tiers)))
+        slack = [format_size(rank.tiers[tier].slack_bytes) for tier in tiers]
+        budget = [format_size(rank.tiers[tier].budget_bytes) for tier in tiers]
+        rows.append((ranks, "slack", "", "", "", "", *slack))
+        rows.append((ranks, "budget", "", "", "", "", *budget))
+    return ("ranks", "role", "layers", "bytes/token", "page", "pages", *tiers), rows
 
 
 def plan_text(plan: Plan) -> str:
     """Return the whole plan as plain text."""
     lines = [f"KV cache plan: {title(plan)}"]
     lines += [f"  {name + ':':<24}{text}" for name, text in capacity_lines(plan)]
-    lines += ["", *_table(ROLE_COLUMNS, role_rows(plan))]
+    heads, rows = role_table(plan)
+    lines += ["", *_aligned([heads, *rows])]
     return "\n".join(lines)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return aligned lines; the first two columns to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    lines = []
-    for row in [heads, *rows]:
-        cells = [
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return one line per row: two columns of names to the left, then numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if index < NAME_COLUMNS else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -9,6 +9,7 @@ from typing import Any
 from tandemkv.config import KvCacheConfig, Mapping, SpeculativeConfig, check_count
 from tandemkv.errors import ConfigError
 from tandemkv.geometry.layers import Layer
+from tandemkv.planning.report import plan_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,6 +327,4 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        from tandemkv.planning.report import plan_text  # it describes this class
-
         return plan_text(self)

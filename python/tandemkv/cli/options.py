@@ -1,0 +1,74 @@
+"""Options that several verbs share; a bad value is an error that names the option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from tandemkv.config import SpeculativeConfig
+from tandemkv.errors import ConfigError
+from tandemkv.sizes import parse_size
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_Decorator = Callable[[_Command], _Command]
+
+
+def size(name: str, **options: Any) -> _Decorator[Any]:
+    """Add an option that takes a byte size: digits, or a number and a unit such as `40GiB`."""
+    return click.option(name, callback=_read_size, metavar="SIZE", **options)
+
+
+def partition(name: str, **options: Any) -> _Decorator[Any]:
+    """Add an option that takes the layer counts of pipeline stages: `31,30`."""
+    return click.option(name, callback=_read_partition, metavar="N,N,...", **options)
+
+
+def speculation(name: str, **options: Any) -> _Decorator[Any]:
+    """Add an option that takes a speculative mode and its draft length: `eagle3:4`."""
+    return click.option(name, callback=_read_speculation, metavar="MODE:K", **options)
+
+
+def _read_size(_ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else parse_size(value, _name(param))
+
+
+def _read_partition(
+    _ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigError(
+            f"{_name(param)} is {value!r}; layer counts such as 31,30 are needed",
+            field=_name(param),
+            value=value,
+        )
+    return tuple(int(part) for part in parts)
+
+
+def _read_speculation(
+    _ctx: click.Context, param: click.Parameter, value: str | None
+) -> SpeculativeConfig | None:
+    if value is None:
+        return None
+    mode, _, length = value.partition(":")
+    if not (length.isascii() and length.isdigit()):
+        raise ConfigError(
+            f"{_name(param)} is {value!r}; MODE:DRAFT_LEN is needed, such as eagle3:4",
+            field=_name(param),
+            value=value,
+        )
+    try:
+        return SpeculativeConfig(mode=mode, max_draft_len=int(length))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{_name(param)} is {value!r}: {error}", field=_name(param), value=value
+        ) from None
+
+
+def _name(param: click.Parameter) -> str:
+    """Return `--gpu-memory` for the parameter of that option."""
+    return max(param.opts, key=len)
