@@ -24,7 +24,8 @@ __device__ __forceinline__ int key_index(int page, int first_page, int scale, in
     return page < first_page ? empty : scale * page;
 }
 
-__device__ __forceinline__ int value_index(int page, int first_page, int scale, int kv_offset, int empty)
+__device__ __forceinline__ int
+value_index(int page, int first_page, int scale, int kv_offset, int empty)
 {
     return page < first_page ? empty : scale * page + kv_offset;
 }
@@ -98,8 +99,8 @@ extern "C" __global__ void copy_batch_block_offsets(
 
     int* keys = destination + ((long long)group * num_sequences + sequence) * 2 * width + column;
     int* values = keys + width;
-    const bool aligned_destination = width % COLUMNS_PER_THREAD == 0
-        && ((unsigned long long)destination % sizeof(int4)) == 0;
+    const bool aligned_destination =
+        width % COLUMNS_PER_THREAD == 0 && ((unsigned long long)destination % sizeof(int4)) == 0;
     if (aligned_destination) {
         *(int4*)keys = make_int4(key[0], key[1], key[2], key[3]);
         *(int4*)values = make_int4(value[0], value[1], value[2], value[3]);

@@ -62,7 +62,8 @@ extern "C" __global__ void apply_block_table_updates(
         }
         const int key = page < first_page ? empty : descriptor.y * page;
         const int value = page < first_page ? empty : descriptor.y * page + descriptor.z;
-        int* keys = destination + ((long long)group * num_sequences + position) * 2 * width + column;
+        int* keys =
+            destination + ((long long)group * num_sequences + position) * 2 * width + column;
         keys[0] = key;
         keys[width] = value;
     }

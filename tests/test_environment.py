@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import tandemkv
 from click.testing import CliRunner
+
+import tandemkv
 from tandemkv import environment
 from tandemkv.cli.env import env, report_rows
 

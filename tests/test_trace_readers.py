@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tandemkv.errors import ReplayError, TraceError
 from tandemkv.replay import read_trace
 

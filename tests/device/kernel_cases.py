@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tandemkv.device import OffsetGroups
 
 UNTOUCHED = 0x5A5A5A5A

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+
 from tandemkv.device import cpu_backend, kernels
 from tandemkv.device.groups import OffsetGroups
 from tandemkv.device.launches import (

@@ -6,6 +6,7 @@ import mmap
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tandemkv.device import OffsetGroups, apply_block_table_updates, copy_batch_block_offsets
 
 MAP_NORESERVE = 0x4000

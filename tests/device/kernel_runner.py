@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kernel_cases import Case, random_copy, random_update
 from kernel_harness import Shim
 from kernel_large_strides import check_large_strides
+
 from tandemkv.device import apply_block_table_updates, copy_batch_block_offsets
 
 TIMEOUT_S = 60

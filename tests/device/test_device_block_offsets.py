@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_cases import UNTOUCHED, random_copy, random_update
+
 from tandemkv.device import OffsetGroups, apply_block_table_updates, copy_batch_block_offsets
 from tandemkv.errors import ArrayError, DeviceUnavailableError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tandemkv.device import OffsetGroups, check_offset_range
 from tandemkv.errors import OffsetRangeError
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import random_copy, random_update
 from kernel_large_strides import check_large_strides
+
 from tandemkv.device import (
     OffsetGroups,
     apply_block_table_updates,

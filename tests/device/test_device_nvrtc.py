@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from nvrtc_compile import CompileError, Nvrtc, libraries
+
 from tandemkv.device import kernels
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
