@@ -65,6 +65,18 @@ $(DEV_STAMP): pyproject.toml | $(BUILD_STAMP)
 .PHONY: build
 build: $(BUILD_STAMP) ## make .venv and build the extension into it (release build)
 
+# --- the main job -----------------------------------------------------------------------------
+
+# Real inputs that the tests bundle, with their sources beside them.
+CONFIGS := tests/data/configs
+PAIR := --model $(CONFIGS)/meta-llama__Meta-Llama-3.1-8B.json \
+  --draft $(CONFIGS)/DRAFT__SpecForge__llama3-8B-eagle3.json --spec eagle3:4
+DEMO_MEMORY := --gpu-memory 40GiB
+
+.PHONY: demo
+demo: $(CLI_STAMP) $(BUILD_STAMP) ## plan Llama-3.1-8B with its EAGLE-3 head
+	$(BIN)/tandemkv plan $(PAIR) $(DEMO_MEMORY) --host-memory 64GiB --request-len 16000
+
 # --- checks -----------------------------------------------------------------------------------
 
 .PHONY: lint

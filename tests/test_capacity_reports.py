@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+
 from tandemkv import ModelGeometry
 
 DATA = Path(__file__).parent / "data"

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tandemkv as tkv
 from geometry_cases import CONFIGS, GQA, LLAMA, MLA, layer
 from hypothesis import given
 from hypothesis import strategies as st
+
+import tandemkv as tkv
 from tandemkv.geometry import supported_model_types
 
 

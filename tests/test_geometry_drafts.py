@@ -6,8 +6,9 @@ import dataclasses
 import json
 
 import pytest
-import tandemkv as tkv
 from geometry_cases import CONFIGS, GQA, LLAMA, MLA, layer
+
+import tandemkv as tkv
 
 
 def test_drafting_depth_is_no_layer_count() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tandemkv as tkv
 from geometry_cases import GQA, LLAMA, layer, read
+
+import tandemkv as tkv
 
 FP8_SCHEME = {"num_bits": 8, "type": "float"}
 

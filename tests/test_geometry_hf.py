@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tandemkv as tkv
 from geometry_cases import (
     CONFIGS,
     GQA,
@@ -24,6 +23,8 @@ from geometry_cases import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+
+import tandemkv as tkv
 from tandemkv.geometry import supported_model_types
 
 # --- the bundled configs ------------------------------------------------------------------------
