@@ -4,5 +4,19 @@
 //! This crate knows no Python and no device: it decides, the engine computes.
 #![forbid(unsafe_code)]
 
+mod blocks;
 pub mod budget;
+pub mod error;
+pub mod ids;
+pub mod ledger;
+mod pool;
+mod prefix;
+mod sequence;
+mod slab;
+pub mod stats;
+mod steps;
+mod table;
 pub mod units;
+
+pub use error::LedgerError;
+pub use ledger::{Ledger, LedgerConfig};

@@ -3,6 +3,10 @@
 use pyo3::prelude::*;
 
 mod budget;
+mod buffers;
+mod errors;
+mod ledger;
+mod views;
 
 /// The extension module.
 #[pymodule]
@@ -10,5 +14,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("DEBUG_BUILD", cfg!(debug_assertions))?;
     budget::register(module)?;
+    module.add_class::<ledger::PyLedger>()?;
     Ok(())
 }

@@ -1,0 +1,214 @@
+//! What callers can do wrong. A shortage of pages is never an error: it is an answer.
+
+use thiserror::Error;
+
+/// Misuse of the ledger. Nothing has changed when one is returned.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum LedgerError {
+    /// A configuration value outside what is supported.
+    #[error("{argument} is {value}, must be {supported}")]
+    Config {
+        /// The argument.
+        argument: &'static str,
+        /// What was given.
+        value: i128,
+        /// What is supported.
+        supported: &'static str,
+    },
+    /// Arrays of one call differ in length.
+    #[error("{argument} has {len} items, expected {expected}")]
+    LengthMismatch {
+        /// The argument.
+        argument: &'static str,
+        /// Its length.
+        len: usize,
+        /// The length of the others.
+        expected: usize,
+    },
+    /// A number of one item is outside its range.
+    #[error("{argument}[{item}] is {value}, must be in {min}..={max}")]
+    OutOfRange {
+        /// The argument.
+        argument: &'static str,
+        /// The item.
+        item: usize,
+        /// What was given.
+        value: i64,
+        /// Smallest value allowed.
+        min: i64,
+        /// Largest value allowed.
+        max: i64,
+    },
+    /// A token outside `[0, 2^31)`.
+    #[error("token {position} of item {item} is {value}, must be in 0..=2147483647")]
+    Token {
+        /// The item.
+        item: usize,
+        /// The position of the token in what was given.
+        position: usize,
+        /// What was given.
+        value: i64,
+    },
+    /// A handle of no open sequence.
+    #[error("handle[{item}] = {handle} names no open sequence")]
+    StaleHandle {
+        /// The item.
+        item: usize,
+        /// The handle.
+        handle: i64,
+    },
+    /// A handle twice in one call.
+    #[error("handle[{item}] = {handle} appears twice in one call")]
+    RepeatedHandle {
+        /// The second item.
+        item: usize,
+        /// The handle.
+        handle: i64,
+    },
+    /// A step that is not open.
+    #[error("step {step} is not open (newest is {newest}, {open} open)")]
+    StepNotOpen {
+        /// The step.
+        step: u64,
+        /// The newest step begun.
+        newest: u64,
+        /// How many are open.
+        open: usize,
+    },
+    /// The clock given to `begin_step` went backwards.
+    #[error("now went backwards")]
+    ClockBackwards,
+    /// A step that was already widened for this sequence, or is older than one that was.
+    #[error("handle[{item}] already has a width for step {recorded}, cannot grow for step {step}")]
+    StepAlreadyGrown {
+        /// The item.
+        item: usize,
+        /// The step asked for.
+        step: u64,
+        /// The newest step with a recorded width.
+        recorded: u64,
+    },
+    /// `advance` for a step whose width is not the oldest recorded one.
+    #[error(
+        "handle[{item}] cannot advance step {step}: the oldest step it ran is {recorded} (0: none)"
+    )]
+    StepNotGrown {
+        /// The item.
+        item: usize,
+        /// The step asked for.
+        step: u64,
+        /// The oldest step with a recorded width, 0 if there is none.
+        recorded: u64,
+    },
+    /// Tokens were appended although the step did not run up to the end of what is known.
+    #[error(
+        "count[{item}] is {count}, but step {step} of that sequence ends at token {end} of {known} \
+         known: a chunk that does not end the prompt appends nothing"
+    )]
+    AppendInsideKnown {
+        /// The item.
+        item: usize,
+        /// Tokens given.
+        count: i64,
+        /// The step.
+        step: u64,
+        /// Where the step's tokens end.
+        end: i64,
+        /// Tokens known.
+        known: i64,
+    },
+    /// Copies of a step that completes were never handed out by `moves`.
+    #[error("step {step} cannot complete: {moves} of its page copies were never taken by moves()")]
+    MovesNotTaken {
+        /// The step.
+        step: u64,
+        /// Copies not taken.
+        moves: usize,
+    },
+    /// The call needs all sequences closed.
+    #[error("cannot {call}: {open} sequences are open")]
+    SequencesOpen {
+        /// The call.
+        call: &'static str,
+        /// How many are open.
+        open: usize,
+    },
+    /// An output buffer is too small; nothing was consumed.
+    #[error("{argument} holds {len} rows, {required} are needed")]
+    BufferTooSmall {
+        /// The argument.
+        argument: &'static str,
+        /// Its length in rows.
+        len: usize,
+        /// The length needed.
+        required: usize,
+    },
+}
+
+impl LedgerError {
+    /// A short, stable name of the kind of error.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Config { .. } => "config",
+            Self::LengthMismatch { .. } => "length_mismatch",
+            Self::OutOfRange { .. } => "out_of_range",
+            Self::Token { .. } => "token",
+            Self::StaleHandle { .. } => "stale_handle",
+            Self::RepeatedHandle { .. } => "repeated_handle",
+            Self::StepNotOpen { .. } => "step_not_open",
+            Self::ClockBackwards => "clock_backwards",
+            Self::StepAlreadyGrown { .. } => "step_already_grown",
+            Self::StepNotGrown { .. } => "step_not_grown",
+            Self::AppendInsideKnown { .. } => "append_inside_known",
+            Self::MovesNotTaken { .. } => "moves_not_taken",
+            Self::SequencesOpen { .. } => "sequences_open",
+            Self::BufferTooSmall { .. } => "buffer_too_small",
+        }
+    }
+
+    /// The numbers of the message, by name.
+    #[must_use]
+    pub fn details(&self) -> Vec<(&'static str, i128)> {
+        match *self {
+            Self::Config { value, .. } => vec![("value", value)],
+            Self::LengthMismatch { len, expected, .. } => {
+                vec![("len", len as i128), ("expected", expected as i128)]
+            }
+            Self::OutOfRange { item, value, min, max, .. } => vec![
+                ("item", item as i128),
+                ("value", value.into()),
+                ("min", min.into()),
+                ("max", max.into()),
+            ],
+            Self::Token { item, position, value } => {
+                vec![("item", item as i128), ("position", position as i128), ("value", value.into())]
+            }
+            Self::StaleHandle { item, handle } | Self::RepeatedHandle { item, handle } => {
+                vec![("item", item as i128), ("handle", handle.into())]
+            }
+            Self::StepNotOpen { step, newest, open } => {
+                vec![("step", step.into()), ("newest", newest.into()), ("open", open as i128)]
+            }
+            Self::ClockBackwards => vec![],
+            Self::StepAlreadyGrown { item, step, recorded }
+            | Self::StepNotGrown { item, step, recorded } => {
+                vec![("item", item as i128), ("step", step.into()), ("recorded", recorded.into())]
+            }
+            Self::AppendInsideKnown { item, count, step, end, known } => vec![
+                ("item", item as i128),
+                ("count", count.into()),
+                ("step", step.into()),
+                ("end", end.into()),
+                ("known", known.into()),
+            ],
+            Self::MovesNotTaken { step, moves } => {
+                vec![("step", step.into()), ("moves", moves as i128)]
+            }
+            Self::SequencesOpen { open, .. } => vec![("open_sequences", open as i128)],
+            Self::BufferTooSmall { len, required, .. } => {
+                vec![("len", len as i128), ("required", required as i128)]
+            }
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! Admission: match, count, take.
+
+use crate::error::LedgerError;
+use crate::ids::{Handle, NodeId, PAGE_ZERO, Row, TOKEN_LIMIT, Token};
+use crate::ledger::{Ledger, Move, check_len, check_range};
+use crate::prefix::Found;
+use crate::sequence::{DRAFT, TARGET};
+
+/// No pages now; the same admission may fit later.
+pub const REFUSED_NOW: i64 = -1;
+/// The request's worst case is larger than the pool.
+pub const REFUSED_FOREVER: i64 = -2;
+/// No free row.
+pub const REFUSED_NO_ROW: i64 = -3;
+/// Not tried, after a refusal with `stop_at_first`.
+pub const REFUSED_NOT_TRIED: i64 = -4;
+
+/// The arguments of [`Ledger::admit`], one entry per request.
+#[derive(Debug, Clone, Copy)]
+pub struct AdmitBatch<'a> {
+    /// Tokens of each prompt.
+    pub prompts: &'a [&'a [Token]],
+    /// Who may share: equal scopes do, -1 never does.
+    pub scope: &'a [i32],
+    /// Most prompt tokens that this step runs.
+    pub first: &'a [i32],
+    /// Largest length the sequence may reach.
+    pub max_total: &'a [i64],
+    /// First position whose draft KV is valid; -1: no draft. `None`: 0 with a draft, -1 without.
+    pub draft_from: Option<&'a [i32]>,
+}
+
+/// One request, checked.
+struct Item<'a> {
+    prompt: &'a [Token],
+    scope: i32,
+    first: u32,
+    max_total: u32,
+    draft_from: i32,
+}
+
+/// What one admission takes, in blocks unless said otherwise.
+struct Demand {
+    /// Prompt tokens that need not run.
+    hit: u32,
+    /// Blocks of the tree that it uses as they are.
+    shared: u32,
+    /// Whether one more block of the tree is copied.
+    source: bool,
+    /// Prompt tokens that run in this step.
+    width: u32,
+    /// New blocks now.
+    need: u32,
+    /// New blocks for the whole prompt.
+    whole: u32,
+}
+
+impl Ledger {
+    /// Admits requests in order, each all or nothing. Writes a handle or a negative reason, and the
+    /// tokens found in the tree, per request; returns how many were admitted.
+    ///
+    /// # Errors
+    ///
+    /// For arguments out of range, a step that is not open or a token outside `[0, 2^31)`; nothing has
+    /// changed then.
+    pub fn admit(
+        &mut self,
+        step: u64,
+        batch: &AdmitBatch<'_>,
+        stop_at_first: bool,
+        handle: &mut [i64],
+        hit: &mut [i32],
+    ) -> Result<usize, LedgerError> {
+        self.check_admit(step, batch, handle.len(), hit.len())?;
+        let found = self.claim_all(batch);
+        let mut admitted = 0;
+        let mut stopped = false;
+        for at in 0..batch.prompts.len() {
+            hit[at] = 0;
+            if stopped {
+                handle[at] = REFUSED_NOT_TRIED;
+                continue;
+            }
+            let item = self.item(batch, at);
+            // A claimed path is only lost if an earlier item had to evict it.
+            let match_ = match &found {
+                Some(found) if !self.tree.claims_broken => found[at],
+                _ => self.match_item(&item),
+            };
+            match self.admit_one(step, &item, match_) {
+                Ok((row, tokens)) => {
+                    handle[at] = Handle { generation: self.sequences[row.at()].generation, row }
+                        .to_i64();
+                    hit[at] = i32::try_from(tokens).expect("a hit is below max_seq_len");
+                    admitted += 1;
+                }
+                Err(reason) => {
+                    handle[at] = reason;
+                    stopped = stop_at_first;
+                }
+            }
+        }
+        self.tree.end_claims();
+        Ok(admitted)
+    }
+
+    fn check_admit(
+        &self,
+        step: u64,
+        batch: &AdmitBatch<'_>,
+        handles: usize,
+        hits: usize,
+    ) -> Result<(), LedgerError> {
+        self.steps.check_open(step)?;
+        let n = batch.prompts.len();
+        check_len("scope", batch.scope.len(), n)?;
+        check_len("first", batch.first.len(), n)?;
+        check_len("max_total", batch.max_total.len(), n)?;
+        if let Some(draft_from) = batch.draft_from {
+            check_len("draft_from", draft_from.len(), n)?;
+        }
+        check_len("handle", handles, n)?;
+        check_len("hit", hits, n)?;
+        let max_seq_len = i64::from(self.config.max_seq_len);
+        for (item, prompt) in batch.prompts.iter().enumerate() {
+            let len = i64::try_from(prompt.len()).unwrap_or(i64::MAX);
+            check_range("len(prompt)", item, len, 1, max_seq_len)?;
+            check_range("scope", item, batch.scope[item].into(), -1, i32::MAX.into())?;
+            check_range("first", item, batch.first[item].into(), 1, i32::MAX.into())?;
+            check_range("max_total", item, batch.max_total[item], len, max_seq_len)?;
+            if let Some(draft_from) = batch.draft_from {
+                let max = if self.config.has_draft { i32::MAX.into() } else { -1 };
+                check_range("draft_from", item, draft_from[item].into(), -1, max)?;
+            }
+            check_tokens(item, prompt)?;
+        }
+        Ok(())
+    }
+
+    fn item<'a>(&self, batch: &AdmitBatch<'a>, at: usize) -> Item<'a> {
+        let unsigned = "checked to be in range";
+        Item {
+            prompt: batch.prompts[at],
+            scope: batch.scope[at],
+            first: u32::try_from(batch.first[at]).expect(unsigned),
+            max_total: u32::try_from(batch.max_total[at]).expect(unsigned),
+            draft_from: batch.draft_from.map_or(if self.config.has_draft { 0 } else { -1 }, |all| all[at]),
+        }
+    }
+
+    /// Finds and claims the matches of all items, if there are several and one might evict.
+    fn claim_all(&mut self, batch: &AdmitBatch<'_>) -> Option<Vec<Found>> {
+        let n = batch.prompts.len();
+        if n < 2 {
+            return None;
+        }
+        let tokens: u64 = batch.prompts.iter().map(|prompt| prompt.len() as u64).sum();
+        let per_item = u64::from(self.config.extra_tokens.div_ceil(self.config.tokens_per_block)) + 2;
+        let most = tokens / u64::from(self.config.tokens_per_block) + n as u64 * per_item;
+        if self.pools.iter().all(|pool| most <= u64::from(pool.free_count())) {
+            return None;
+        }
+        let found: Vec<Found> = (0..n).map(|at| self.match_item(&self.item(batch, at))).collect();
+        for (at, &match_) in found.iter().enumerate() {
+            let item = self.item(batch, at);
+            let demand = self.demand(&item, match_.usable);
+            self.tree.claim(match_, demand.shared + u32::from(demand.source));
+        }
+        Some(found)
+    }
+
+    fn match_item(&self, item: &Item<'_>) -> Found {
+        if !self.config.reuse || item.scope < 0 {
+            return Found { usable: 0, tail: NodeId::NONE };
+        }
+        self.tree.find(&self.blocks, item.scope, item.prompt, self.draft_need(item.draft_from))
+    }
+
+    /// What a sequence needs of the draft-valid flag of blocks: without a draft in the ledger all
+    /// blocks have it.
+    pub(crate) fn draft_need(&self, draft_from: i32) -> Option<u32> {
+        if self.config.has_draft { u32::try_from(draft_from).ok() } else { Some(0) }
+    }
+
+    fn demand(&self, item: &Item<'_>, usable: u32) -> Demand {
+        let size = self.config.tokens_per_block;
+        let len = crate::ids::count(item.prompt.len());
+        let mut hit = usable.min(len - 1);
+        if !self.config.partial_reuse {
+            hit -= hit % size;
+        }
+        let shared = hit / size;
+        let width = item.first.min(len - hit);
+        let extra = self.config.extra_tokens;
+        Demand {
+            hit,
+            shared,
+            source: !hit.is_multiple_of(size),
+            width,
+            need: (hit + width + extra).div_ceil(size) - shared,
+            whole: (len + extra).div_ceil(size) - shared,
+        }
+    }
+
+    /// Decides about one request and, if it fits, admits it. The reason if it does not.
+    fn admit_one(&mut self, step: u64, item: &Item<'_>, found: Found) -> Result<(Row, u32), i64> {
+        if self.free_rows.is_empty() {
+            self.counters.refused_rows += 1;
+            return Err(REFUSED_NO_ROW);
+        }
+        let len = crate::ids::count(item.prompt.len());
+        let most = len.max(item.max_total - 1 + self.config.reserve_tokens);
+        let worst = (most + self.config.extra_tokens).div_ceil(self.config.tokens_per_block);
+        if self.pools.iter().any(|pool| worst > pool.num_pages() - 1) {
+            self.counters.refused_never += 1;
+            return Err(REFUSED_FOREVER);
+        }
+        let mut demand = self.demand(item, found.usable);
+        if !self.has_room(found, &demand) {
+            // The source of a copy is protected until the step completes; do without the copy.
+            let whole_blocks = demand.shared * self.config.tokens_per_block;
+            let retry = demand.source.then(|| self.demand(item, whole_blocks));
+            demand = match retry {
+                Some(demand) if self.has_room(found, &demand) => demand,
+                _ => {
+                    self.counters.refused_now += 1;
+                    return Err(REFUSED_NOW);
+                }
+            };
+        }
+        Ok((self.admit_act(step, item, found, &demand), demand.hit))
+    }
+
+    fn has_room(&self, found: Found, demand: &Demand) -> bool {
+        let protect =
+            self.tree.would_protect(found.tail, demand.shared, demand.source, &self.steps);
+        self.fits(u64::from(demand.whole) + self.promised, protect)
+    }
+
+    fn admit_act(&mut self, step: u64, item: &Item<'_>, found: Found, demand: &Demand) -> Row {
+        let row = Row::new(self.free_rows.pop().expect("a row was checked to be free").0);
+        let promise = demand.whole - demand.need;
+        let seq = &mut self.sequences[row.at()];
+        seq.generation += 1;
+        seq.open = true;
+        seq.scope = item.scope;
+        seq.draft_from = item.draft_from;
+        seq.max_total = item.max_total;
+        seq.known = crate::ids::count(item.prompt.len());
+        seq.valid[TARGET] = demand.hit;
+        seq.valid[DRAFT] = if item.draft_from >= 0 { demand.hit } else { 0 };
+        seq.promise = promise;
+        seq.published = demand.shared;
+        seq.node = NodeId::NONE;
+        seq.widths.push((step, demand.width));
+        seq.outstanding = demand.width;
+        self.promised += u64::from(promise);
+
+        let mut source = NodeId::NONE;
+        if self.keeps_tokens(row) {
+            source = self.stand_on(row, step, found, demand);
+        }
+        self.take(row, demand.need);
+        if !source.is_none() {
+            self.queue_copy(row, step, source, demand);
+        }
+        if self.keeps_tokens(row) {
+            self.store_prompt(row, item.prompt);
+        }
+        self.counters.admitted += 1;
+        self.counters.prompt_tokens += item.prompt.len() as u64;
+        self.counters.hit_tokens += u64::from(demand.hit);
+        if demand.hit > 0 && self.config.has_draft && item.draft_from < 0 {
+            self.counters.target_only_hits += 1;
+        }
+        row
+    }
+
+    /// Protects the shared path and the source of the copy, and puts the shared pages into the row.
+    fn stand_on(&mut self, row: Row, step: u64, found: Found, demand: &Demand) -> NodeId {
+        let scope = self.sequences[row.at()].scope;
+        let node = match demand.shared.checked_sub(1) {
+            None => self.tree.root(scope),
+            Some(last) => {
+                let holder = self.tree.holder(found.tail, last);
+                self.split_after(holder, demand.shared)
+            }
+        };
+        self.tree.pin(node, &self.steps);
+        self.sequences[row.at()].node = node;
+        let mut source = NodeId::NONE;
+        if demand.source {
+            let holder = self.tree.holder(found.tail, demand.shared);
+            source = self.split_after(holder, demand.shared + 1);
+            self.tree.pin(source, &self.steps);
+            self.copies.push((step, source));
+        }
+        self.share_pages(row, node, demand.shared + demand.need);
+        self.touch(row, 0, demand.shared);
+        source
+    }
+
+    /// The node that ends before ordinal `end`, split off if its run goes on.
+    pub(crate) fn split_after(&mut self, holder: NodeId, end: u32) -> NodeId {
+        let node = self.tree.node(holder);
+        if node.end() == end {
+            return holder;
+        }
+        let at = end - node.start;
+        self.tree.split(holder, at, &self.blocks)
+    }
+
+    fn share_pages(&mut self, row: Row, node: NodeId, total: u32) {
+        let classes = self.pools.len();
+        let shared = self.tree.node(node).end() as usize;
+        for class in 0..classes {
+            let pages = &mut self.tables[row.at() * classes + class].pages;
+            pages.reserve(total as usize);
+            pages.resize(shared, PAGE_ZERO);
+            for id in self.tree.upwards(node) {
+                let run = self.tree.node(id);
+                let out = &mut pages[run.start as usize..run.end() as usize];
+                let from = run.pages(classes);
+                if classes == 1 {
+                    out.copy_from_slice(from);
+                } else {
+                    for (out, page) in out.iter_mut().zip(from.iter().skip(class).step_by(classes)) {
+                        *out = *page;
+                    }
+                }
+            }
+        }
+    }
+
+    fn queue_copy(&mut self, row: Row, step: u64, source: NodeId, demand: &Demand) {
+        let classes = self.pools.len();
+        let tokens = demand.hit % self.config.tokens_per_block;
+        for class in 0..classes {
+            self.moves.push(Move {
+                step,
+                class: crate::ids::count(class),
+                source: self.tree.node(source).pages(classes)[class],
+                destination: self.tables[row.at() * classes + class].pages[demand.shared as usize],
+                tokens,
+            });
+        }
+        self.counters.copied_blocks += 1;
+    }
+
+    /// Writes the prompt after the shared blocks into the sequence's records; what has no block yet
+    /// waits in `pending`.
+    fn store_prompt(&mut self, row: Row, prompt: &[Token]) {
+        let size = self.blocks.tokens_per_block();
+        let seq = &mut self.sequences[row.at()];
+        let mut rest = &prompt[seq.published as usize * size..];
+        for &block in &seq.blocks {
+            let part = rest.len().min(size);
+            let (now, later) = rest.split_at(part);
+            self.blocks.tokens_mut(block)[..part].copy_from_slice(now);
+            rest = later;
+        }
+        seq.pending.extend_from_slice(rest);
+    }
+}
+
+/// Checks that all tokens are below 2^31. Negative 32-bit tokens arrive as values above it.
+pub(crate) fn check_tokens(item: usize, tokens: &[Token]) -> Result<(), LedgerError> {
+    // One pass without branches: the common case is that all are fine.
+    if tokens.iter().fold(0, |bits, &token| bits | token) < TOKEN_LIMIT {
+        return Ok(());
+    }
+    let position = tokens
+        .iter()
+        .position(|&token| token >= TOKEN_LIMIT)
+        .expect("some token has the highest bit");
+    let value = i64::from(tokens[position].cast_signed());
+    Err(LedgerError::Token { item, position, value })
+}

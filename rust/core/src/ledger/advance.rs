@@ -1,0 +1,173 @@
+//! The results of a step: tokens, lengths, and what is given back.
+
+use crate::error::LedgerError;
+use crate::ids::{Handle, Row, Token};
+use crate::ledger::admit::check_tokens;
+use crate::ledger::{Ledger, check_len, check_range};
+use crate::sequence::{DRAFT, Sequence, TARGET};
+
+/// The arguments of [`Ledger::advance`], one entry per sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct AdvanceBatch<'a> {
+    /// The sequences.
+    pub handle: &'a [i64],
+    /// `columns` tokens per sequence, of which the first `count` are appended.
+    pub tokens: &'a [Token],
+    /// Tokens per sequence in `tokens`.
+    pub columns: usize,
+    /// Tokens to append.
+    pub count: &'a [i32],
+    /// Ends of the valid KV, two per sequence (target, draft), or by the rule of `docs/ledger.md`.
+    pub valid: Option<&'a [i32]>,
+}
+
+impl Ledger {
+    /// Ends `step` for the sequences: appends tokens, moves their lengths, publishes full blocks and
+    /// gives back room that is not needed.
+    ///
+    /// # Errors
+    ///
+    /// For a step that never began or is not the oldest that a sequence ran, a handle that is stale or
+    /// appears twice, and counts, tokens or lengths out of range; nothing has changed then.
+    pub fn advance(&mut self, step: u64, batch: &AdvanceBatch<'_>) -> Result<(), LedgerError> {
+        self.steps.check_begun(step)?;
+        let n = batch.handle.len();
+        check_len("count", batch.count.len(), n)?;
+        check_len("tokens", batch.tokens.len(), n * batch.columns)?;
+        if let Some(valid) = batch.valid {
+            check_len("valid", valid.len(), 2 * n)?;
+        }
+        self.calls += 1;
+        for item in 0..n {
+            self.check_advance(item, step, batch)?;
+        }
+        for item in 0..n {
+            let row = Handle::from_i64(batch.handle[item]).expect("checked above").row;
+            let given = batch.count[item].cast_unsigned() as usize;
+            let tokens = &batch.tokens[item * batch.columns..][..given];
+            let valid = batch.valid.map(|valid| {
+                [valid[2 * item].cast_unsigned(), valid[2 * item + 1].cast_unsigned()]
+            });
+            self.advance_one(row, tokens, valid);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn check_advance(
+        &mut self,
+        item: usize,
+        step: u64,
+        batch: &AdvanceBatch<'_>,
+    ) -> Result<(), LedgerError> {
+        let row = self.check_handle(item, batch.handle[item])?;
+        let seq = &self.sequences[row.at()];
+        let (recorded, width) = seq.widths.first().copied().unwrap_or((0, 0));
+        if recorded != step {
+            return Err(LedgerError::StepNotGrown { item, step, recorded });
+        }
+        let count = i64::from(batch.count[item]);
+        let columns = i64::try_from(batch.columns).unwrap_or(i64::MAX);
+        check_range("count", item, count, 0, columns)?;
+        let (known, end) = (i64::from(seq.known), i64::from(seq.reach()) + i64::from(width));
+        if count > 0 {
+            if known > end {
+                return Err(LedgerError::AppendInsideKnown { item, count, step, end, known });
+            }
+            let most = (end + 1 - known).min(i64::from(seq.max_total) - known);
+            check_range("count", item, count, 0, most)?;
+            let given = usize::try_from(count).expect("checked to be in range");
+            check_tokens(item, &batch.tokens[item * batch.columns..][..given])?;
+        }
+        if let Some(valid) = batch.valid {
+            let most = (known + count).min(end);
+            for (role, argument) in [(TARGET, "valid[target]"), (DRAFT, "valid[draft]")] {
+                let used = role == TARGET || seq.has_draft();
+                let most = if used { most } else { 0 };
+                let value = valid[2 * item + role].into();
+                check_range(argument, item, value, seq.valid[role].into(), most)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn advance_one(&mut self, row: Row, tokens: &[Token], valid: Option<[u32; 2]>) {
+        if !tokens.is_empty() {
+            self.append(row, tokens);
+        }
+        let seq = &mut self.sequences[row.at()];
+        let (_, width) = seq.widths.remove(0);
+        seq.outstanding -= width;
+        let ran = seq.reach() + width;
+        move_ends(seq, width, !tokens.is_empty(), valid);
+        self.counters.accepted_tokens += tokens.len() as u64;
+        self.counters.rewound_tokens += u64::from(ran.saturating_sub(seq.reach()));
+        let (published, history) = (seq.published, seq.history());
+        let size = self.config.tokens_per_block;
+        if (published + 1) * size <= history && self.keeps_tokens(row) {
+            self.publish_full(row);
+        }
+        let seq = &self.sequences[row.at()];
+        let room = seq.reach() + seq.outstanding + self.config.extra_tokens;
+        let blocks = room.div_ceil(size);
+        if blocks < self.row_blocks(row) {
+            self.shrink(row, blocks);
+        }
+    }
+
+    fn append(&mut self, row: Row, tokens: &[Token]) {
+        let keeps = self.keeps_tokens(row);
+        let seq = &mut self.sequences[row.at()];
+        seq.known += crate::ids::count(tokens.len());
+        if !keeps {
+            return;
+        }
+        let size = self.blocks.tokens_per_block();
+        let mut at = seq.known as usize - tokens.len() - seq.published as usize * size;
+        if seq.pending().is_empty() && (at + tokens.len()).div_ceil(size) <= seq.blocks.len() {
+            for &token in tokens {
+                self.blocks.tokens_mut(seq.blocks[at / size])[at % size] = token;
+                at += 1;
+            }
+        } else {
+            seq.pending.extend_from_slice(tokens);
+            self.place_pending(row);
+        }
+    }
+
+    /// Gives back the blocks from ordinal `blocks` on; known tokens in them wait for the next ones.
+    fn shrink(&mut self, row: Row, blocks: u32) {
+        if self.keeps_tokens(row) {
+            let size = self.blocks.tokens_per_block();
+            let seq = &mut self.sequences[row.at()];
+            let placed = seq.known as usize - seq.pending().len();
+            let mut moved = Vec::new();
+            for at in blocks as usize * size..placed {
+                let block = seq.blocks[at / size - seq.published as usize];
+                moved.push(self.blocks.tokens(block)[at % size]);
+            }
+            if !moved.is_empty() {
+                moved.extend_from_slice(seq.pending());
+                seq.pending = moved;
+                seq.pending_head = 0;
+            }
+        }
+        self.give_back_from(row, blocks);
+    }
+}
+
+/// Sets the ends of the valid KV after a step that ran `width` tokens.
+#[inline]
+fn move_ends(seq: &mut Sequence, width: u32, appended: bool, valid: Option<[u32; 2]>) {
+    if let Some(valid) = valid {
+        seq.valid = valid;
+        return;
+    }
+    // The token sampled last has no KV yet.
+    let end = (seq.known - u32::from(appended)).min(seq.history() + width);
+    seq.valid[TARGET] = seq.valid[TARGET].max(end);
+    if seq.has_draft() {
+        seq.valid[DRAFT] = seq.valid[DRAFT].max(end);
+    }
+}

@@ -1,0 +1,372 @@
+//! Validation, dump and digest: white-box views for tests and for ranks that must agree.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{BlockId, Handle, NodeId, PageIndex, Row, Token};
+use crate::ledger::Ledger;
+
+/// A node of the prefix tree, as [`Ledger::dump`] shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeDump {
+    /// Its id.
+    pub id: u32,
+    /// The id of its parent; `None` for the root of a scope.
+    pub parent: Option<u32>,
+    /// The scope.
+    pub scope: i32,
+    /// Ordinal of its first block.
+    pub start: u32,
+    /// Tokens of each block.
+    pub tokens: Vec<Vec<Token>>,
+    /// Tokens after the last block.
+    pub tip: Vec<Token>,
+    /// Valid tokens of a partial block.
+    pub covered: Option<u32>,
+    /// Whether the draft's KV is valid.
+    pub draft_valid: bool,
+    /// Sequences and copies that stand on its end.
+    pub pins: u32,
+    /// Children that something stands on or below.
+    pub active_children: u32,
+    /// Tick at which it became unprotected.
+    pub last_use: u64,
+    /// Newest step at that moment.
+    pub stamp: u64,
+    /// Pages per class.
+    pub pages: Vec<Vec<u32>>,
+}
+
+/// An open sequence, as [`Ledger::dump`] shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceDump {
+    /// Its handle.
+    pub handle: i64,
+    /// Its scope.
+    pub scope: i32,
+    /// First position with draft KV, -1 without a draft.
+    pub draft_from: i32,
+    /// Largest length it may reach.
+    pub max_total: u32,
+    /// Tokens given.
+    pub known: u32,
+    /// Ends of the valid KV of target and draft.
+    pub valid: [u32; 2],
+    /// The larger end.
+    pub reach: u32,
+    /// The smaller end of the roles it uses.
+    pub history: u32,
+    /// Tokens published.
+    pub committed: u32,
+    /// Tokens that have room.
+    pub capacity: u32,
+    /// Prompt blocks not taken yet.
+    pub promise: u32,
+    /// Blocks it has.
+    pub blocks: u32,
+    /// Steps grown and not advanced, with their widths.
+    pub outstanding: Vec<(u64, u32)>,
+    /// The node it stands on; `None` if its tokens are not kept.
+    pub node: Option<u32>,
+    /// Pages per class.
+    pub pages: Vec<Vec<u32>>,
+}
+
+/// The state of a ledger.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dump {
+    /// Free pages per class, the next one last.
+    pub free: Vec<Vec<u32>>,
+    /// Fenced pages per class with their stamps, oldest first.
+    pub fenced: Vec<Vec<(u32, u64)>>,
+    /// Nodes, parents first.
+    pub nodes: Vec<NodeDump>,
+    /// Open sequences by row.
+    pub sequences: Vec<SequenceDump>,
+}
+
+fn numbers(pages: &[PageIndex]) -> Vec<u32> {
+    pages.iter().map(|page| page.get()).collect()
+}
+
+impl Ledger {
+    /// The state, readable.
+    #[must_use]
+    pub fn dump(&self) -> Dump {
+        Dump {
+            free: self.pools.iter().map(|pool| numbers(pool.free_list())).collect(),
+            fenced: self
+                .pools
+                .iter()
+                .map(|pool| pool.fenced().map(|(stamp, page)| (page.get(), stamp)).collect())
+                .collect(),
+            nodes: self.tree.walk().into_iter().map(|id| self.dump_node(id)).collect(),
+            sequences: self.open_rows().map(|row| self.dump_sequence(row)).collect(),
+        }
+    }
+
+    /// The lengths and pages of one open sequence.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::LedgerError::StaleHandle`].
+    pub fn sequence(&self, handle: i64) -> Result<SequenceDump, crate::LedgerError> {
+        Ok(self.dump_sequence(self.open_row(0, handle)?))
+    }
+
+    fn open_rows(&self) -> impl Iterator<Item = Row> + '_ {
+        (0..self.config.max_sequences).map(Row::new).filter(|row| self.sequences[row.at()].open)
+    }
+
+    fn dump_node(&self, id: NodeId) -> NodeDump {
+        let classes = self.pools.len();
+        let node = self.tree.node(id);
+        let tokens = node.blocks().iter().map(|&block| {
+            let tokens = self.blocks.tokens(block);
+            tokens[..node.partial.map_or(tokens.len(), |partial| partial.tokens as usize)].to_vec()
+        });
+        NodeDump {
+            id: id.get(),
+            parent: (!node.is_root()).then_some(node.parent.get()),
+            scope: node.scope,
+            start: node.start,
+            tokens: tokens.collect(),
+            tip: node.tip.to_vec(),
+            covered: node.partial.map(|partial| partial.covered),
+            draft_valid: node.draft_valid,
+            pins: node.pins,
+            active_children: node.active_children,
+            last_use: node.last_use,
+            stamp: node.stamp,
+            pages: (0..classes)
+                .map(|class| {
+                    node.pages(classes).iter().skip(class).step_by(classes).map(|p| p.get()).collect()
+                })
+                .collect(),
+        }
+    }
+
+    fn dump_sequence(&self, row: Row) -> SequenceDump {
+        let (size, classes) = (self.config.tokens_per_block, self.pools.len());
+        let seq = &self.sequences[row.at()];
+        let blocks = self.row_blocks(row);
+        SequenceDump {
+            handle: Handle { generation: seq.generation, row }.to_i64(),
+            scope: seq.scope,
+            draft_from: seq.draft_from,
+            max_total: seq.max_total,
+            known: seq.known,
+            valid: seq.valid,
+            reach: seq.reach(),
+            history: seq.history(),
+            committed: seq.published * size,
+            capacity: blocks * size,
+            promise: seq.promise,
+            blocks,
+            outstanding: seq.widths.to_vec(),
+            node: (!seq.node.is_none()).then_some(seq.node.get()),
+            pages: self.tables[row.at() * classes..][..classes]
+                .iter()
+                .map(|table| numbers(&table.pages))
+                .collect(),
+        }
+    }
+
+    /// A digest of everything that later decisions depend on, recency included. Counters and room in
+    /// buffers are left out.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        // The dump's derived form is one record of named, typed, length-delimited fields.
+        hasher.update(format!("{:?}", self.dump()).as_bytes());
+        let rest = (
+            (self.steps.newest(), self.steps.open(), self.steps.now().to_bits(), self.tree.tick),
+            (self.blocks.free_list(), self.tree.nodes.free_list(), &self.copies, &self.moves),
+            self.sequences.iter().map(|seq| (seq.generation, seq.pending())).collect::<Vec<_>>(),
+            self.open_rows()
+                .map(|row| self.sequences[row.at()].blocks.as_slice())
+                .map(|blocks| blocks.iter().map(|&id| self.blocks.tokens(id)).collect::<Vec<_>>())
+                .collect::<Vec<_>>(),
+            self.tables.iter().map(|row| (row.shown(), row.dirty())).collect::<Vec<_>>(),
+            (self.promised, self.tree.evictable(), self.tree.waiting_total()),
+        );
+        hasher.update(format!("{rest:?}").as_bytes());
+        *hasher.finalize().as_bytes()
+    }
+
+    /// Checks every invariant.
+    ///
+    /// # Panics
+    ///
+    /// If one is broken: a defect of the ledger.
+    pub fn validate(&self) {
+        let dump = self.dump();
+        self.check_pages(&dump);
+        self.check_records();
+        self.check_tree();
+        self.check_sequences(&dump);
+    }
+
+    fn check_pages(&self, dump: &Dump) {
+        for (class, pool) in self.pools.iter().enumerate() {
+            let mut owner: BTreeMap<u32, String> = BTreeMap::new();
+            let mut own = |page: u32, who: String| {
+                assert!(page > 0 && page < pool.num_pages(), "page {page} of {who}");
+                if let Some(other) = owner.insert(page, who.clone()) {
+                    panic!("page {page} of class {class} is owned by {other} and {who}");
+                }
+            };
+            dump.free[class].iter().for_each(|&page| own(page, "free".into()));
+            dump.fenced[class].iter().for_each(|&(page, _)| own(page, "fenced".into()));
+            for node in &dump.nodes {
+                node.pages[class].iter().for_each(|&page| own(page, format!("node {}", node.id)));
+            }
+            for seq in &dump.sequences {
+                let shared = (seq.committed / self.config.tokens_per_block) as usize;
+                seq.pages[class][shared..]
+                    .iter()
+                    .for_each(|&page| own(page, format!("sequence {}", seq.handle)));
+            }
+            assert_eq!(owner.len() + 1, pool.num_pages() as usize, "pages of class {class}");
+            let stats = self.stats().classes[class];
+            let sum = stats.free + stats.fenced + stats.live + stats.cached + stats.reserved;
+            assert_eq!(sum, stats.total);
+            let stamps: Vec<u64> = pool.fenced().map(|(stamp, _)| stamp).collect();
+            assert!(stamps.is_sorted(), "fenced pages are ordered by stamp");
+            assert!(stamps.iter().all(|&stamp| !self.steps.passed(stamp)), "a passed fence holds pages");
+        }
+    }
+
+    fn check_records(&self) {
+        let mut records: Vec<BlockId> = self.blocks.free_list().to_vec();
+        for id in self.tree.walk() {
+            records.extend_from_slice(self.tree.node(id).blocks());
+        }
+        for row in self.open_rows() {
+            records.extend_from_slice(&self.sequences[row.at()].blocks);
+        }
+        records.sort_unstable();
+        let all: Vec<BlockId> = (0..self.blocks.records()).map(BlockId::new).collect();
+        assert_eq!(records, all, "every record is free, cached or of one sequence");
+    }
+
+    fn check_tree(&self) {
+        let nodes = self.tree.walk();
+        assert_eq!(nodes.len(), self.tree.nodes.len(), "nodes in the slab are in the tree");
+        let mut pins: BTreeMap<NodeId, u32> = BTreeMap::new();
+        for row in self.open_rows().filter(|&row| self.keeps_tokens(row)) {
+            *pins.entry(self.sequences[row.at()].node).or_default() += 1;
+        }
+        for &(_, source) in &self.copies {
+            *pins.entry(source).or_default() += 1;
+        }
+        let (mut cached, mut passed, mut waiting) = (0, 0, 0);
+        for &id in &nodes {
+            let node = self.tree.node(id);
+            assert_eq!(node.pins, pins.get(&id).copied().unwrap_or(0), "pins of {id:?}");
+            let children: Vec<NodeId> = node.children.iter().collect();
+            let active = children.iter().filter(|&&child| self.tree.node(child).is_active()).count();
+            assert_eq!(node.active_children as usize, active, "active children of {id:?}");
+            assert_eq!(node.claimed, 0, "claims end with the call");
+            cached += node.len();
+            if node.is_root() {
+                assert!(node.is_active() || !children.is_empty(), "an empty root is dropped");
+            } else {
+                assert!(node.len() > 0, "{id:?} is empty");
+                self.check_run(id, &children);
+                if !node.is_active() {
+                    if self.steps.passed(node.stamp) {
+                        passed += node.len();
+                    } else {
+                        waiting += node.len();
+                    }
+                }
+            }
+            self.check_children(id, &children);
+        }
+        assert_eq!(cached, self.tree.cached());
+        assert_eq!(passed, self.tree.evictable());
+        assert_eq!(waiting, self.tree.waiting_total());
+        let leaves: Vec<(u64, NodeId)> = {
+            let idle = nodes.iter().map(|&id| (id, self.tree.node(id))).filter(|(_, node)| {
+                !node.is_root() && !node.is_active() && node.children.is_empty()
+            });
+            let mut leaves: Vec<_> = idle.map(|(id, node)| (node.last_use, id)).collect();
+            leaves.sort_unstable();
+            leaves
+        };
+        assert_eq!(self.tree.eviction_order(), leaves);
+    }
+
+    fn check_run(&self, id: NodeId, children: &[NodeId]) {
+        let node = self.tree.node(id);
+        match node.partial {
+            Some(partial) => {
+                assert!(children.is_empty() && node.len() == 1, "a partial block is a leaf");
+                assert!(partial.covered > 0 && partial.covered <= partial.tokens);
+                assert!(partial.tokens <= self.config.tokens_per_block);
+            }
+            None => assert_eq!(node.tip.len(), self.tree.lookahead, "a full block knows its lookahead"),
+        }
+        let parent = self.tree.node(node.parent);
+        assert_eq!(node.start, parent.end());
+        assert_eq!(node.scope, parent.scope);
+        assert!(parent.last_use >= node.last_use || parent.is_active() || parent.is_root());
+    }
+
+    /// Children begin with the parent's tip, stand in order, and no two full ones are equal.
+    fn check_children(&self, id: NodeId, children: &[NodeId]) {
+        let tip = &self.tree.node(id).tip;
+        for &child in children {
+            let node = self.tree.node(child);
+            let same = self.tree.common_text(&self.blocks, node, tip, usize::MAX);
+            assert!(
+                same == tip.len() || same == self.tree.text_len(&self.blocks, node),
+                "{child:?} does not begin with the tip of its parent"
+            );
+        }
+        for pair in children.windows(2) {
+            let (left, right) = (self.tree.node(pair[0]), self.tree.node(pair[1]));
+            if left.draft_valid != right.draft_valid {
+                assert!(!left.draft_valid, "draft-valid children stand last");
+                continue;
+            }
+            let key = self.tree.key(&self.blocks, right);
+            let order = self.tree.compare_key(&self.blocks, pair[0], &key);
+            assert!(order.is_le(), "children stand in order");
+            let twins = order.is_eq() && left.partial.is_none() && right.partial.is_none();
+            assert!(!twins, "{:?} and {:?} are equal", pair[0], pair[1]);
+        }
+    }
+
+    fn check_sequences(&self, dump: &Dump) {
+        let mut promised = 0;
+        for seq in &dump.sequences {
+            promised += u64::from(seq.promise);
+            assert!(seq.committed <= seq.history && seq.history <= seq.known, "{seq:?}");
+            assert!(seq.history <= seq.reach && seq.reach <= seq.capacity, "{seq:?}");
+            let row = Handle::from_i64(seq.handle).expect("a handle").row;
+            if !self.keeps_tokens(row) {
+                continue;
+            }
+            let inner = &self.sequences[row.at()];
+            assert_eq!(inner.blocks.len() + inner.published as usize, seq.blocks as usize);
+            assert_eq!(self.tree.node(inner.node).end(), inner.published);
+            for (class, pages) in seq.pages.iter().enumerate() {
+                for id in self.tree.upwards(inner.node) {
+                    let node = self.dump_node(id);
+                    let run = &pages[node.start as usize..][..node.tokens.len()];
+                    assert_eq!(run, node.pages[class], "shared pages of {seq:?}");
+                }
+            }
+            let room = (seq.blocks as usize * self.blocks.tokens_per_block()).min(seq.known as usize);
+            assert_eq!(inner.pending().len(), seq.known as usize - room, "tokens without a block");
+        }
+        assert_eq!(promised, self.promised);
+        for row in self.open_rows() {
+            assert_eq!(
+                self.sequences[row.at()].outstanding,
+                self.sequences[row.at()].widths.iter().map(|&(_, width)| width).sum::<u32>()
+            );
+        }
+    }
+}

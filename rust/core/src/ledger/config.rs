@@ -1,0 +1,97 @@
+//! What a ledger is built from.
+
+use crate::error::LedgerError;
+
+/// Sizes and rules of a ledger; all of them come from one plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LedgerConfig {
+    /// Tokens per block.
+    pub tokens_per_block: u32,
+    /// Pages per class, the reserved page 0 included.
+    pub num_pages: Vec<u32>,
+    /// Rows: sequences that can be open at once.
+    pub max_sequences: u32,
+    /// Largest length of a sequence, in tokens.
+    pub max_seq_len: u32,
+    /// Whether sequences may carry draft KV.
+    pub has_draft: bool,
+    /// Room kept beyond what is written, in tokens.
+    pub extra_tokens: u32,
+    /// Most draft tokens that one step runs beyond one token.
+    pub reserve_tokens: u32,
+    /// D: later tokens that draft KV at a position depends on.
+    pub lookahead: u32,
+    /// Whether blocks are published and matched.
+    pub reuse: bool,
+    /// Whether a hit may end inside a block.
+    pub partial_reuse: bool,
+    /// Whether later work is ordered after earlier work, so that pages need no fence.
+    pub same_stream: bool,
+}
+
+/// The largest count, length or index: what an `int32` table can hold.
+const LIMIT: u32 = i32::MAX as u32;
+
+impl LedgerConfig {
+    /// Blocks that a row can hold: room for `max_seq_len`, the extra tokens, the reserve and one token,
+    /// rounded up to a multiple of four entries (16 bytes), as kernels read rows.
+    #[must_use]
+    pub fn row_width(&self) -> u32 {
+        self.row_tokens().div_ceil(self.tokens_per_block).next_multiple_of(4)
+    }
+
+    /// The largest capacity of a sequence, in tokens.
+    #[must_use]
+    pub fn row_tokens(&self) -> u32 {
+        self.max_seq_len + self.extra_tokens + self.reserve_tokens + 1
+    }
+
+    pub(crate) fn check(&self) -> Result<(), LedgerError> {
+        let check = |argument, value: u32, min: u32, supported| {
+            if (min..=LIMIT).contains(&value) {
+                Ok(())
+            } else {
+                Err(LedgerError::Config { argument, value: value.into(), supported })
+            }
+        };
+        check("tokens_per_block", self.tokens_per_block, 1, "in 1..=2147483647")?;
+        check("max_sequences", self.max_sequences, 1, "in 1..=2147483647")?;
+        check("max_seq_len", self.max_seq_len, 1, "in 1..=2147483647")?;
+        if self.num_pages.is_empty() {
+            return Err(LedgerError::Config {
+                argument: "len(num_pages)",
+                value: 0,
+                supported: "at least one class",
+            });
+        }
+        for &pages in &self.num_pages {
+            check("num_pages", pages, 2, "in 2..=2147483647: page 0 is reserved")?;
+        }
+        let row_tokens = u64::from(self.max_seq_len)
+            + u64::from(self.extra_tokens)
+            + u64::from(self.reserve_tokens)
+            + 1;
+        if row_tokens > u64::from(LIMIT) {
+            return Err(LedgerError::Config {
+                argument: "max_seq_len + extra_tokens + reserve_tokens + 1",
+                value: row_tokens.into(),
+                supported: "at most 2147483647",
+            });
+        }
+        if self.lookahead > self.max_seq_len {
+            return Err(LedgerError::Config {
+                argument: "lookahead",
+                value: self.lookahead.into(),
+                supported: "at most max_seq_len",
+            });
+        }
+        if !self.has_draft && self.lookahead > 0 {
+            return Err(LedgerError::Config {
+                argument: "lookahead",
+                value: self.lookahead.into(),
+                supported: "0 without a draft: only draft KV depends on later tokens",
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! Room for the tokens of a step.
+
+use crate::error::LedgerError;
+use crate::ids::{Handle, Row};
+use crate::ledger::{Ledger, check_len, check_range};
+
+impl Ledger {
+    /// Makes room for `width` tokens per sequence in `step`, in order, each all or nothing. Writes 1 or
+    /// 0 per sequence and returns how many were given room.
+    ///
+    /// # Errors
+    ///
+    /// For a step that is not open, a handle that is stale or appears twice, a width out of range or a
+    /// step that was grown already; nothing has changed then.
+    pub fn grow(
+        &mut self,
+        step: u64,
+        handle: &[i64],
+        width: &[i32],
+        stop_at_first: bool,
+        ok: &mut [u8],
+    ) -> Result<usize, LedgerError> {
+        self.steps.check_open(step)?;
+        check_len("width", width.len(), handle.len())?;
+        check_len("ok", ok.len(), handle.len())?;
+        self.calls += 1;
+        for (item, (&handle, &width)) in handle.iter().zip(width).enumerate() {
+            self.check_grow(item, step, handle, width)?;
+        }
+        let mut grown = 0;
+        let mut stopped = false;
+        for ((&handle, &width), ok) in handle.iter().zip(width).zip(ok) {
+            let row = Handle::from_i64(handle).expect("checked above").row;
+            let fits = !stopped && self.grow_one(step, row, width.cast_unsigned());
+            *ok = u8::from(fits);
+            grown += usize::from(fits);
+            if !fits {
+                stopped |= stop_at_first;
+            }
+        }
+        Ok(grown)
+    }
+
+    #[inline]
+    fn check_grow(
+        &mut self,
+        item: usize,
+        step: u64,
+        handle: i64,
+        width: i32,
+    ) -> Result<(), LedgerError> {
+        let row = self.check_handle(item, handle)?;
+        let seq = &self.sequences[row.at()];
+        if let Some(&(recorded, _)) = seq.widths.last()
+            && recorded >= step
+        {
+            return Err(LedgerError::StepAlreadyGrown { item, step, recorded });
+        }
+        let taken = seq.reach() + seq.outstanding + self.config.extra_tokens;
+        let max = i64::from(self.config.row_tokens()) - i64::from(taken);
+        check_range("width", item, width.into(), 1, max)
+    }
+
+    #[inline]
+    fn grow_one(&mut self, step: u64, row: Row, width: u32) -> bool {
+        let seq = &self.sequences[row.at()];
+        let tokens = seq.reach() + seq.outstanding + width + self.config.extra_tokens;
+        let blocks = tokens.div_ceil(self.config.tokens_per_block);
+        let need = blocks.saturating_sub(self.row_blocks(row));
+        if need > 0 {
+            if !self.fits(need.into(), 0) {
+                self.counters.refused_grows += 1;
+                return false;
+            }
+            self.take(row, need);
+            self.place_pending(row);
+            self.counters.grown_blocks += u64::from(need);
+            let seq = &mut self.sequences[row.at()];
+            let kept = need.min(seq.promise);
+            seq.promise -= kept;
+            self.promised -= u64::from(kept);
+        }
+        let seq = &mut self.sequences[row.at()];
+        seq.widths.push((step, width));
+        seq.outstanding += width;
+        true
+    }
+
+    /// Moves known tokens that waited for a block into the blocks that the row has now.
+    pub(crate) fn place_pending(&mut self, row: Row) {
+        let size = self.blocks.tokens_per_block();
+        let seq = &mut self.sequences[row.at()];
+        let mut waiting = seq.pending.len() - seq.pending_head;
+        if waiting == 0 {
+            return;
+        }
+        let mut at = seq.known as usize - waiting - seq.published as usize * size;
+        while waiting > 0 && at / size < seq.blocks.len() {
+            let part = waiting.min(size - at % size);
+            let record = self.blocks.tokens_mut(seq.blocks[at / size]);
+            let from = seq.pending_head;
+            record[at % size..at % size + part].copy_from_slice(&seq.pending[from..from + part]);
+            seq.pending_head += part;
+            at += part;
+            waiting -= part;
+        }
+        if waiting == 0 {
+            seq.pending.clear();
+            seq.pending_head = 0;
+        }
+    }
+}

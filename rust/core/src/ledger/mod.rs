@@ -1,0 +1,303 @@
+//! The ledger: every page of one rank, for target and draft together.
+//!
+//! `docs/ledger.md` is its contract. A call checks everything first, then acts; a refusal or an error
+//! leaves no trace.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `admit.rs` | new sequences: match, count, take |
+//! | `grow.rs` | room for the tokens of a step |
+//! | `advance.rs` | results of a step: tokens, lengths, what is given back |
+//! | `publish.rs` | blocks entering the tree |
+//! | `release.rs` | the end of a sequence |
+//! | `read.rs` | tables, updates, moves, statistics |
+//! | `check.rs` | validation, dump and digest, for tests |
+
+mod admit;
+mod advance;
+mod check;
+mod config;
+mod grow;
+mod publish;
+mod read;
+mod release;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+pub use admit::{
+    AdmitBatch, REFUSED_FOREVER, REFUSED_NO_ROW, REFUSED_NOT_TRIED, REFUSED_NOW,
+};
+pub use advance::AdvanceBatch;
+pub use check::{Dump, NodeDump, SequenceDump};
+pub use config::LedgerConfig;
+pub use read::Move;
+
+use crate::blocks::Blocks;
+use crate::error::LedgerError;
+use crate::ids::{Handle, NodeId, PageIndex, Row};
+use crate::pool::Pool;
+use crate::prefix::Tree;
+use crate::sequence::Sequence;
+use crate::stats::Counters;
+use crate::steps::Steps;
+use crate::table::TableRow;
+
+/// Owns the pages, the sequences and the prefix tree of one rank.
+#[derive(Debug)]
+pub struct Ledger {
+    config: LedgerConfig,
+    pools: Vec<Pool>,
+    blocks: Blocks,
+    tree: Tree,
+    steps: Steps,
+    sequences: Vec<Sequence>,
+    /// `classes` rows per sequence row.
+    tables: Vec<TableRow>,
+    free_rows: BinaryHeap<Reverse<u32>>,
+    /// Rows with table changes that `updates` has not reported.
+    dirty_rows: Vec<Row>,
+    /// Sources of copies: protected until the step completes.
+    copies: Vec<(u64, NodeId)>,
+    /// Copies that `moves` has not handed out.
+    moves: Vec<Move>,
+    /// Sum of the promises of open sequences, in blocks.
+    promised: u64,
+    /// Numbers the calls, to find handles that appear twice in one.
+    calls: u64,
+    counters: Counters,
+}
+
+impl Ledger {
+    /// A ledger with all pages free.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::Config`] for a value outside what is supported.
+    pub fn new(config: LedgerConfig) -> Result<Self, LedgerError> {
+        config.check()?;
+        let classes = config.num_pages.len();
+        let smallest = config.num_pages.iter().copied().min().unwrap_or(0);
+        // Every block has a page in every class, so there are never more blocks than the fewest pages.
+        let records = if config.reuse { smallest.saturating_sub(1) } else { 0 };
+        let rows = config.max_sequences;
+        Ok(Self {
+            pools: config.num_pages.iter().map(|&pages| Pool::new(pages)).collect(),
+            blocks: Blocks::new(config.tokens_per_block, records),
+            tree: Tree::new(classes, config.lookahead),
+            steps: Steps::new(config.same_stream),
+            sequences: (0..rows).map(|_| Sequence::closed()).collect(),
+            tables: (0..rows as usize * classes).map(|_| TableRow::default()).collect(),
+            free_rows: (0..rows).map(Reverse).collect(),
+            dirty_rows: Vec::new(),
+            copies: Vec::new(),
+            moves: Vec::new(),
+            promised: 0,
+            calls: 0,
+            counters: Counters::default(),
+            config,
+        })
+    }
+
+    /// The configuration it was built with.
+    #[must_use]
+    pub fn config(&self) -> &LedgerConfig {
+        &self.config
+    }
+
+    /// Classes of cache groups, the first dimension of tables.
+    #[must_use]
+    pub fn num_classes(&self) -> usize {
+        self.pools.len()
+    }
+
+    /// Begins a step and returns its number.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::ClockBackwards`] if `now` is below an earlier one, or not a number.
+    pub fn begin_step(&mut self, now: f64) -> Result<u64, LedgerError> {
+        self.steps.begin(now)
+    }
+
+    /// Ends a step: its pages in flight become allocatable, and its copies release their sources.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::StepNotOpen`]; [`LedgerError::MovesNotTaken`] if the engine never asked for the
+    /// copies of the step.
+    pub fn complete_step(&mut self, step: u64) -> Result<(), LedgerError> {
+        self.steps.check_open(step)?;
+        let waiting = self.moves.iter().filter(|copy| copy.step == step).count();
+        if waiting > 0 {
+            return Err(LedgerError::MovesNotTaken { step, moves: waiting });
+        }
+        self.steps.complete(step)?;
+        for pool in &mut self.pools {
+            pool.release_fenced(&self.steps);
+        }
+        self.tree.release_fenced(&self.steps);
+        let mut at = 0;
+        while at < self.copies.len() {
+            if self.copies[at].0 == step {
+                let (_, source) = self.copies.remove(at);
+                self.tree.tick += 1;
+                self.tree.unpin(source, &self.blocks, &self.steps);
+            } else {
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up every cached block.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::SequencesOpen`] while sequences are open.
+    pub fn reset_reuse_state(&mut self) -> Result<(), LedgerError> {
+        let open = self.open_sequences();
+        if open > 0 {
+            return Err(LedgerError::SequencesOpen { call: "reset_reuse_state", open: open as usize });
+        }
+        let classes = self.num_classes();
+        let nodes = self.tree.walk();
+        // Blocks whose fence has passed first, so that fenced pages keep the order of their stamps.
+        for id in nodes {
+            let node = self.tree.node(id);
+            let stamp =
+                if self.steps.passed(node.stamp) && !node.is_active() { 0 } else { self.steps.stamp() };
+            for (at, &block) in node.blocks().iter().enumerate() {
+                self.blocks.give_back(std::iter::once(block));
+                for (class, pool) in self.pools.iter_mut().enumerate() {
+                    let page = node.pages(classes)[at * classes + class];
+                    pool.give_back(std::iter::once(page), stamp, &self.steps);
+                }
+            }
+        }
+        // Copies in flight read pages that are fenced now; their nodes are gone.
+        self.copies.clear();
+        let tick = self.tree.tick;
+        self.tree = Tree::new(classes, self.config.lookahead);
+        self.tree.tick = tick;
+        Ok(())
+    }
+
+    /// Open sequences.
+    #[must_use]
+    pub fn open_sequences(&self) -> u32 {
+        self.config.max_sequences - crate::ids::count(self.free_rows.len())
+    }
+
+    /// Whether `need` blocks can be had while `protect` evictable ones are not touched.
+    #[inline]
+    fn fits(&self, need: u64, protect: u32) -> bool {
+        let evictable = u64::from(self.tree.evictable() - protect);
+        self.pools.iter().all(|pool| need <= u64::from(pool.free_count()) + evictable)
+    }
+
+    /// Takes `need` blocks for a row, evicting what is missing. The caller has checked that they fit.
+    fn take(&mut self, row: Row, need: u32) {
+        let missing =
+            self.pools.iter().map(|pool| need.saturating_sub(pool.free_count())).max().unwrap_or(0);
+        if missing > 0 {
+            self.tree.evict(missing, &mut self.blocks, &mut self.pools);
+            self.counters.evicted_blocks += u64::from(missing);
+        }
+        let classes = self.pools.len();
+        let first = row.at() * classes;
+        let had = crate::ids::count(self.tables[first].pages.len());
+        for (class, pool) in self.pools.iter_mut().enumerate() {
+            pool.take(need, &mut self.tables[first + class].pages);
+        }
+        let seq = &mut self.sequences[row.at()];
+        if self.config.reuse && seq.scope >= 0 {
+            self.blocks.take(need, &mut seq.blocks);
+        }
+        self.touch(row, had, had + need);
+    }
+
+    /// Notes that columns `from .. to` of a row have changed.
+    #[inline]
+    fn touch(&mut self, row: Row, from: u32, to: u32) {
+        let classes = self.pools.len();
+        let first = row.at() * classes;
+        let mut clean = false;
+        for class in 0..classes {
+            clean |= self.tables[first + class].touch(from, to);
+        }
+        if clean {
+            self.dirty_rows.push(row);
+        }
+    }
+
+    /// Blocks that a row has.
+    #[inline]
+    fn row_blocks(&self, row: Row) -> u32 {
+        crate::ids::count(self.tables[row.at() * self.pools.len()].pages.len())
+    }
+
+    /// Whether a sequence's tokens are kept, to be published.
+    #[inline]
+    fn keeps_tokens(&self, row: Row) -> bool {
+        self.config.reuse && self.sequences[row.at()].scope >= 0
+    }
+
+    /// Checks one handle of a call that has been numbered by `self.calls`.
+    #[inline]
+    fn check_handle(&mut self, item: usize, handle: i64) -> Result<Row, LedgerError> {
+        let stale = LedgerError::StaleHandle { item, handle };
+        let Some(parts) = Handle::from_i64(handle) else { return Err(stale) };
+        let Some(seq) = self.sequences.get_mut(parts.row.at()) else { return Err(stale) };
+        if !seq.open || seq.generation != parts.generation {
+            return Err(stale);
+        }
+        if seq.seen == self.calls {
+            return Err(LedgerError::RepeatedHandle { item, handle });
+        }
+        seq.seen = self.calls;
+        Ok(parts.row)
+    }
+
+    /// Gives back the blocks of a row from ordinal `from` on, which must be private.
+    fn give_back_from(&mut self, row: Row, from: u32) {
+        let classes = self.pools.len();
+        let first = row.at() * classes;
+        let had = self.row_blocks(row);
+        let stamp = self.steps.stamp();
+        for (class, pool) in self.pools.iter_mut().enumerate() {
+            let pages: &mut Vec<PageIndex> = &mut self.tables[first + class].pages;
+            pool.give_back(pages.drain(from as usize..), stamp, &self.steps);
+        }
+        let seq = &mut self.sequences[row.at()];
+        if self.config.reuse && seq.scope >= 0 {
+            let kept = (from - seq.published) as usize;
+            self.blocks.give_back(seq.blocks.drain(kept..));
+        }
+        self.touch(row, from, had);
+    }
+}
+
+/// Checks that an array of a call has the length of the others.
+fn check_len(argument: &'static str, len: usize, expected: usize) -> Result<(), LedgerError> {
+    if len == expected {
+        Ok(())
+    } else {
+        Err(LedgerError::LengthMismatch { argument, len, expected })
+    }
+}
+
+/// Checks that a number of one item is in its range.
+fn check_range(
+    argument: &'static str,
+    item: usize,
+    value: i64,
+    min: i64,
+    max: i64,
+) -> Result<(), LedgerError> {
+    if (min..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(LedgerError::OutOfRange { argument, item, value, min, max })
+    }
+}

@@ -1,0 +1,193 @@
+//! Blocks entering the tree: in place, as a new child, or replaced by equal ones.
+
+use smallvec::SmallVec;
+
+use crate::ids::{NodeId, PageIndex, Row, Token};
+use crate::ledger::Ledger;
+use crate::prefix::{Incoming, Key, Partial};
+
+impl Ledger {
+    /// Publishes the full blocks whose lookahead is known.
+    pub(crate) fn publish_full(&mut self, row: Row) {
+        let size = self.config.tokens_per_block;
+        let seq = &self.sequences[row.at()];
+        let known = seq.known.saturating_sub(self.config.lookahead);
+        let end = seq.history().min(known) / size;
+        while self.sequences[row.at()].published < end {
+            let (from, draft_valid, same) = self.stretch(row, end);
+            if let Some(child) = self.equal_child(row, from, draft_valid) {
+                self.rebase(row, child, same);
+            } else {
+                self.enter(row, same, draft_valid);
+            }
+        }
+    }
+
+    /// The next block to publish, its `draft_valid`, and the end of the blocks that share it.
+    fn stretch(&self, row: Row, end: u32) -> (u32, bool, u32) {
+        let seq = &self.sequences[row.at()];
+        let from = seq.published;
+        if !self.config.has_draft {
+            return (from, true, end);
+        }
+        let Ok(draft_from) = u32::try_from(seq.draft_from) else {
+            return (from, false, end);
+        };
+        let first_valid = draft_from.div_ceil(self.config.tokens_per_block);
+        if from >= first_valid { (from, true, end) } else { (from, false, end.min(first_valid)) }
+    }
+
+    /// A child of the sequence's node that is equal to its block `from`.
+    fn equal_child(&self, row: Row, from: u32, draft_valid: bool) -> Option<NodeId> {
+        let node = self.sequences[row.at()].node;
+        if self.tree.node(node).children.is_empty() {
+            return None;
+        }
+        let key = self.text(row, from, self.tree.key_limit(&self.blocks));
+        [true, false]
+            .into_iter()
+            .filter(|&valid| valid >= draft_valid)
+            .find_map(|valid| self.tree.exact_child(&self.blocks, node, valid, &key))
+    }
+
+    /// Up to `len` known tokens of the sequence from the start of private block `from`.
+    fn text(&self, row: Row, from: u32, len: usize) -> Key {
+        let size = self.blocks.tokens_per_block();
+        let seq = &self.sequences[row.at()];
+        let first = from as usize * size;
+        let placed = seq.known as usize - seq.pending().len();
+        let mut out = Key::new();
+        for at in first..(first + len).min(seq.known as usize) {
+            out.push(if at < placed {
+                let block = seq.blocks[at / size - seq.published as usize];
+                self.blocks.tokens(block)[at % size]
+            } else {
+                seq.pending()[at - placed]
+            });
+        }
+        out
+    }
+
+    /// Takes over the equal blocks of `child`, up to ordinal `end`, and gives the private ones back.
+    fn rebase(&mut self, row: Row, child: NodeId, end: u32) {
+        let size = self.blocks.tokens_per_block();
+        let classes = self.pools.len();
+        let from = self.sequences[row.at()].published;
+        let text = self.text(row, from, (end - from) as usize * size + self.tree.lookahead);
+        let node = self.tree.node(child);
+        let same = self.tree.common_text(&self.blocks, node, &text, usize::MAX);
+        let blocks = crate::ids::count((same - self.tree.lookahead) / size).min(node.len()).min(end - from);
+        let to = self.split_after(child, from + blocks);
+        let stamp = self.steps.stamp();
+        let stretch = from as usize..(from + blocks) as usize;
+        for (class, pool) in self.pools.iter_mut().enumerate() {
+            let row_pages = &mut self.tables[row.at() * classes + class].pages[stretch.clone()];
+            pool.give_back(row_pages.iter().copied(), stamp, &self.steps);
+            let shared = self.tree.node(to).pages(classes);
+            for (mine, theirs) in row_pages.iter_mut().zip(shared.iter().skip(class).step_by(classes)) {
+                *mine = *theirs;
+            }
+        }
+        let seq = &mut self.sequences[row.at()];
+        self.blocks.give_back(seq.blocks.drain(..blocks as usize));
+        self.touch(row, from, from + blocks);
+        let seq = &mut self.sequences[row.at()];
+        seq.published += blocks;
+        let above = std::mem::replace(&mut seq.node, to);
+        self.tree.move_pin(above, to, &self.steps);
+        self.counters.rebased_blocks += u64::from(blocks);
+    }
+
+    /// Puts the private blocks up to ordinal `end` into the tree as they are.
+    fn enter(&mut self, row: Row, end: u32, draft_valid: bool) {
+        let from = self.sequences[row.at()].published;
+        let lookahead = self.tree.lookahead;
+        let tip = self.text_after(row, end, lookahead);
+        if !self.tree.can_append(self.sequences[row.at()].node, draft_valid) {
+            self.drop_shorter(row, draft_valid);
+        }
+        self.insert(row, end - from, &tip, draft_valid, None);
+    }
+
+    /// Up to `len` known tokens after private block `end - 1`.
+    fn text_after(&self, row: Row, end: u32, len: usize) -> Key {
+        if len == 0 { Key::new() } else { self.text(row, end, len) }
+    }
+
+    /// Drops the partial blocks beside the next private block that it makes useless.
+    fn drop_shorter(&mut self, row: Row, draft_valid: bool) {
+        let seq = &self.sequences[row.at()];
+        let (node, from) = (seq.node, seq.published);
+        if self.tree.node(node).children.is_empty() {
+            return;
+        }
+        let text = self.text(row, from, self.tree.key_limit(&self.blocks));
+        self.tree.drop_shorter_partials(
+            node,
+            draft_valid,
+            &text,
+            &mut self.blocks,
+            &mut self.pools,
+            &self.steps,
+        );
+    }
+
+    /// Moves the next `blocks` private blocks of a sequence into the tree and lets it stand on them.
+    fn insert(
+        &mut self,
+        row: Row,
+        blocks: u32,
+        tip: &[Token],
+        draft_valid: bool,
+        partial: Option<Partial>,
+    ) {
+        let classes = self.pools.len();
+        let seq = &self.sequences[row.at()];
+        let from = seq.published as usize;
+        let pages: SmallVec<[&[PageIndex]; 4]> = self.tables[row.at() * classes..][..classes]
+            .iter()
+            .map(|table| &table.pages[from..from + blocks as usize])
+            .collect();
+        let incoming = Incoming {
+            blocks: &seq.blocks[..blocks as usize],
+            pages: &pages,
+            tip,
+            draft_valid,
+            partial,
+        };
+        let node = if partial.is_none() && self.tree.can_append(seq.node, draft_valid) {
+            self.tree.append(seq.node, &incoming);
+            seq.node
+        } else {
+            self.tree.extend_pin(seq.node, &self.blocks, &incoming)
+        };
+        let seq = &mut self.sequences[row.at()];
+        seq.node = node;
+        seq.published += blocks;
+        seq.blocks.drain(..blocks as usize);
+        self.counters.published_blocks += u64::from(blocks);
+    }
+
+    /// Publishes the tail of a sequence that ends inside a block, or before the lookahead of its last
+    /// block is known. Afterwards the sequence stands on it.
+    pub(crate) fn publish_tail(&mut self, row: Row) {
+        let size = self.config.tokens_per_block;
+        let seq = &self.sequences[row.at()];
+        let start = seq.published * size;
+        let end = seq.history().min(seq.known.saturating_sub(self.config.lookahead));
+        if end <= start {
+            return;
+        }
+        let covered = end - start;
+        let limit = size + self.config.lookahead.saturating_sub(1);
+        let text = self.text(row, seq.published, limit as usize);
+        let tokens = text.len().min(size as usize);
+        let (_, draft_valid, _) = self.stretch(row, seq.published + 1);
+        if self.tree.covers(&self.blocks, seq.node, draft_valid, &text, covered) {
+            return;
+        }
+        self.drop_shorter(row, draft_valid);
+        let partial = Partial { tokens: crate::ids::count(tokens), covered };
+        self.insert(row, 1, &text[tokens..], draft_valid, Some(partial));
+    }
+}

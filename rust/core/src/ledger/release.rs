@@ -1,0 +1,61 @@
+//! The end of a sequence.
+
+use std::cmp::Reverse;
+
+use crate::error::LedgerError;
+use crate::ids::{Handle, NodeId, Row};
+use crate::ledger::{Ledger, check_len};
+
+impl Ledger {
+    /// Closes sequences. What they published stays; with `publish` not 0 the tail is published too; all
+    /// other pages are given back.
+    ///
+    /// # Errors
+    ///
+    /// For a handle that is stale or appears twice; nothing has changed then.
+    pub fn release(&mut self, handle: &[i64], publish: &[u8]) -> Result<(), LedgerError> {
+        check_len("publish", publish.len(), handle.len())?;
+        self.calls += 1;
+        for (item, &handle) in handle.iter().enumerate() {
+            self.check_handle(item, handle)?;
+        }
+        for (&handle, &publish) in handle.iter().zip(publish) {
+            let row = Handle::from_i64(handle).expect("checked above").row;
+            self.release_one(row, publish != 0);
+        }
+        Ok(())
+    }
+
+    fn release_one(&mut self, row: Row, publish: bool) {
+        let keeps_tokens = self.keeps_tokens(row);
+        if publish && keeps_tokens {
+            self.publish_tail(row);
+        }
+        let published = self.sequences[row.at()].published;
+        self.give_back_from(row, published);
+        let classes = self.pools.len();
+        for class in 0..classes {
+            self.tables[row.at() * classes + class].pages.clear();
+        }
+        self.touch(row, 0, published);
+        self.tree.tick += 1;
+        let seq = &mut self.sequences[row.at()];
+        let node = std::mem::replace(&mut seq.node, NodeId::NONE);
+        self.promised -= u64::from(seq.promise);
+        seq.open = false;
+        seq.promise = 0;
+        seq.published = 0;
+        seq.valid = [0; 2];
+        seq.known = 0;
+        seq.blocks.clear();
+        seq.pending.clear();
+        seq.pending_head = 0;
+        seq.widths.clear();
+        seq.outstanding = 0;
+        if keeps_tokens {
+            self.tree.unpin(node, &self.blocks, &self.steps);
+        }
+        self.free_rows.push(Reverse(row.get()));
+        self.counters.released += 1;
+    }
+}

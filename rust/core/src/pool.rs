@@ -1,0 +1,124 @@
+//! The pages of one class on the device: a free list and a queue of fenced pages.
+
+use std::collections::VecDeque;
+
+use crate::ids::{PageIndex, count};
+use crate::steps::Steps;
+
+/// Free and fenced pages of one class. Every other page belongs to a sequence or to the tree.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    num_pages: u32,
+    /// A stack: the last page is handed out first.
+    free: Vec<PageIndex>,
+    /// Pages given up, with their stamps. Stamps never fall from front to back, since a page is
+    /// stamped with the newest step when it enters.
+    fenced: VecDeque<(u64, PageIndex)>,
+}
+
+impl Pool {
+    /// A pool of `num_pages` pages, page 0 reserved, all others free.
+    pub(crate) fn new(num_pages: u32) -> Self {
+        Self {
+            num_pages,
+            free: (1..num_pages).rev().map(PageIndex::new).collect(),
+            fenced: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn num_pages(&self) -> u32 {
+        self.num_pages
+    }
+
+    #[inline]
+    pub(crate) fn free_count(&self) -> u32 {
+        count(self.free.len())
+    }
+
+    pub(crate) fn fenced_count(&self) -> u32 {
+        count(self.fenced.len())
+    }
+
+    pub(crate) fn free_list(&self) -> &[PageIndex] {
+        &self.free
+    }
+
+    pub(crate) fn fenced(&self) -> impl Iterator<Item = (u64, PageIndex)> + '_ {
+        self.fenced.iter().copied()
+    }
+
+    /// Appends `needed` free pages to `out`; the caller has checked that there are as many.
+    #[inline]
+    pub(crate) fn take(&mut self, needed: u32, out: &mut Vec<PageIndex>) {
+        let left = self
+            .free
+            .len()
+            .checked_sub(needed as usize)
+            .expect("pages are taken only after they were counted");
+        out.extend(self.free.drain(left..).rev());
+    }
+
+    /// Takes back pages that nobody uses any more but that a step up to `stamp` may still touch.
+    pub(crate) fn give_back(
+        &mut self,
+        pages: impl DoubleEndedIterator<Item = PageIndex>,
+        stamp: u64,
+        steps: &Steps,
+    ) {
+        if steps.passed(stamp) {
+            // Reversed, so that the next sequence gets them in the same order.
+            self.free.extend(pages.rev());
+        } else {
+            self.fenced.extend(pages.map(|page| (stamp, page)));
+        }
+    }
+
+    /// Takes back a page whose fence has passed.
+    #[inline]
+    pub(crate) fn give_back_free(&mut self, page: PageIndex) {
+        self.free.push(page);
+    }
+
+    /// Frees the pages whose fence has passed.
+    pub(crate) fn release_fenced(&mut self, steps: &Steps) {
+        while let Some(&(stamp, page)) = self.fenced.front() {
+            if !steps.passed(stamp) {
+                break;
+            }
+            self.free.push(page);
+            self.fenced.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_come_in_order_and_page_zero_never() {
+        let mut pool = Pool::new(5);
+        let mut row = Vec::new();
+        pool.take(4, &mut row);
+        assert_eq!(row.iter().map(|page| page.get()).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        assert_eq!(pool.free_count(), 0);
+        let steps = Steps::new(false);
+        pool.give_back(row.drain(..), 0, &steps);
+        pool.take(2, &mut row);
+        assert_eq!(row.iter().map(|page| page.get()).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn fenced_pages_wait_for_their_step() {
+        let mut pool = Pool::new(4);
+        let mut steps = Steps::new(false);
+        let mut row = Vec::new();
+        pool.take(3, &mut row);
+        let step = steps.begin(0.0).unwrap();
+        pool.give_back(row.drain(..), steps.stamp(), &steps);
+        assert_eq!((pool.free_count(), pool.fenced_count()), (0, 3));
+        steps.complete(step).unwrap();
+        pool.release_fenced(&steps);
+        assert_eq!((pool.free_count(), pool.fenced_count()), (3, 0));
+    }
+}

@@ -1,0 +1,276 @@
+//! Making, splitting, merging and removing nodes.
+
+use smallvec::SmallVec;
+
+use crate::blocks::Blocks;
+use crate::ids::{BlockId, NodeId, PageIndex, Token};
+use crate::pool::Pool;
+use crate::prefix::children::Place;
+use crate::prefix::text::common;
+use crate::prefix::{Node, Partial, Tree};
+use crate::steps::Steps;
+
+/// Blocks on their way into the tree, in order.
+pub(crate) struct Incoming<'a> {
+    pub blocks: &'a [BlockId],
+    /// The page rows of the sequence, one per class, at the same ordinals.
+    pub pages: &'a [&'a [PageIndex]],
+    /// The tokens after the last block.
+    pub tip: &'a [Token],
+    pub draft_valid: bool,
+    pub partial: Option<Partial>,
+}
+
+impl Tree {
+    /// The root of a scope, made if there is none.
+    pub(crate) fn root(&mut self, scope: i32) -> NodeId {
+        if let Some(&root) = self.roots.get(&scope) {
+            return root;
+        }
+        let root = NodeId::new(self.nodes.insert(Node::new(scope, NodeId::NONE, 0, true)));
+        self.roots.insert(scope, root);
+        root
+    }
+
+    pub(crate) fn drop_root_if_empty(&mut self, id: NodeId) {
+        let node = self.node(id);
+        let scope = node.scope;
+        if !node.is_active() && node.children.is_empty() {
+            self.roots.remove(&scope);
+            self.nodes.free(id.get());
+        }
+    }
+
+    /// Whether the one sequence that stands on a node may append to it in place.
+    pub(crate) fn can_append(&self, id: NodeId, draft_valid: bool) -> bool {
+        let node = self.node(id);
+        node.pins == 1
+            && node.children.is_empty()
+            && !node.is_root()
+            && node.draft_valid == draft_valid
+    }
+
+    /// Appends blocks to a node for which [`Tree::can_append`] holds.
+    pub(crate) fn append(&mut self, id: NodeId, incoming: &Incoming<'_>) {
+        let classes = self.classes;
+        let node = self.node_mut(id);
+        fill(node, incoming, classes);
+        self.cached += crate::ids::count(incoming.blocks.len());
+    }
+
+    /// Makes a child of a pinned node and moves one pin down to it.
+    pub(crate) fn extend_pin(
+        &mut self,
+        parent: NodeId,
+        blocks: &Blocks,
+        incoming: &Incoming<'_>,
+    ) -> NodeId {
+        let above = self.node(parent);
+        let mut node = Node::new(above.scope, parent, above.end(), incoming.draft_valid);
+        node.partial = incoming.partial;
+        node.pins = 1;
+        fill(&mut node, incoming, self.classes);
+        self.cached += node.len();
+        let key = self.key(blocks, &node);
+        let place = self.lower_bound(blocks, parent, incoming.draft_valid, &key);
+        let id = NodeId::new(self.nodes.insert(node));
+        let above = self.node_mut(parent);
+        above.pins -= 1;
+        above.active_children += 1;
+        above.children.insert(place, id);
+        id
+    }
+
+    /// Splits a node before its block `at`. The upper part gets the new id, which is returned, so that
+    /// whoever stands on the node still stands on its end.
+    pub(crate) fn split(&mut self, id: NodeId, at: u32, blocks: &Blocks) -> NodeId {
+        let (classes, lookahead) = (self.classes, self.lookahead);
+        let parent = self.node(id).parent;
+        let place = self.place_of(parent, id, blocks);
+        let tip = {
+            let node = self.node(id);
+            self.copy_text(blocks, node, at as usize * blocks.tokens_per_block(), lookahead)
+        };
+        let node = self.node_mut(id);
+        let mut upper = Node::new(node.scope, parent, node.start, node.draft_valid);
+        upper.tip = SmallVec::from_slice(&tip);
+        upper.last_use = node.last_use;
+        upper.stamp = node.stamp;
+        upper.active_children = u32::from(node.is_active());
+        upper.claimed = node.claimed.min(at);
+        node.claimed -= upper.claimed;
+        node.split_into(&mut upper, at, classes);
+        let claimed = upper.claimed > 0;
+        let upper = NodeId::new(self.nodes.insert(upper));
+        if claimed {
+            self.claims.push(upper);
+        }
+        self.node_mut(id).parent = upper;
+        let children = &mut self.node_mut(upper).children;
+        children.insert(children.partition(|_| false), id);
+        self.node_mut(parent).children.replace(place, upper);
+        upper
+    }
+
+    /// Whether an inactive node and its only child are one run to eviction.
+    pub(crate) fn can_merge(&self, id: NodeId, child: NodeId) -> bool {
+        let (upper, lower) = (self.node(id), self.node(child));
+        !upper.is_root()
+            && !lower.is_active()
+            && lower.partial.is_none()
+            && (upper.last_use, upper.stamp, upper.draft_valid)
+                == (lower.last_use, lower.stamp, lower.draft_valid)
+    }
+
+    /// Puts the blocks of `id` in front of those of its only child, which takes its place.
+    pub(crate) fn merge(&mut self, id: NodeId, child: NodeId, blocks: &Blocks) {
+        let (parent, scope) = (self.node(id).parent, self.node(id).scope);
+        // The siblings' order does not change: the merged run begins with the same tokens.
+        let place = self.place_of(parent, id, blocks);
+        let upper = std::mem::replace(self.node_mut(id), Node::new(scope, NodeId::NONE, 0, true));
+        self.nodes.free(id.get());
+        let classes = self.classes;
+        let lower = self.node_mut(child);
+        lower.absorb(&upper, classes);
+        lower.parent = parent;
+        self.node_mut(parent).children.replace(place, child);
+    }
+
+    /// Where `child` stands among the children of `parent`.
+    pub(crate) fn place_of(&self, parent: NodeId, child: NodeId, blocks: &Blocks) -> Place {
+        let node = self.node(child);
+        let key = self.key(blocks, node);
+        let mut place = self.lower_bound(blocks, parent, node.draft_valid, &key);
+        let children = &self.node(parent).children;
+        // Siblings with equal keys: a full block beside protected partial ones.
+        while children.get(place).is_some_and(|other| other != child) {
+            place = children.next(place);
+        }
+        place
+    }
+
+    /// Removes a childless, inactive node that holds no block, and what is empty above it.
+    pub(crate) fn remove(&mut self, id: NodeId, place: Place) {
+        let (parent, scope) = (self.node(id).parent, self.node(id).scope);
+        *self.node_mut(id) = Node::new(scope, NodeId::NONE, 0, true);
+        self.nodes.free(id.get());
+        let above = self.node_mut(parent);
+        above.children.remove(place);
+        if !above.children.is_empty() || above.is_active() {
+            return;
+        }
+        if above.is_root() {
+            self.drop_root_if_empty(parent);
+        } else {
+            self.enter_leaves(parent);
+        }
+    }
+
+    /// Drops the unprotected partial children of `parent` that a new child makes useless: their
+    /// tokens begin `text` and their draft is no better.
+    pub(crate) fn drop_shorter_partials(
+        &mut self,
+        parent: NodeId,
+        draft_valid: bool,
+        text: &[Token],
+        blocks: &mut Blocks,
+        pools: &mut [Pool],
+        steps: &Steps,
+    ) {
+        for valid in [false, true] {
+            if valid > draft_valid {
+                break;
+            }
+            let mut len = text.len();
+            while len > 0 {
+                let children = &self.node(parent).children;
+                let place = self.after(blocks, parent, valid, &text[..len]);
+                let Some(child) = children.before(place) else { break };
+                let node = self.node(child);
+                if node.draft_valid != valid {
+                    break;
+                }
+                let whole = self.key(blocks, node);
+                let same = common(&whole, &text[..len]);
+                let useless = same == whole.len() && node.partial.is_some() && !node.is_active();
+                if useless {
+                    self.drop_partial(child, blocks, pools, steps);
+                } else if same == len {
+                    // A protected partial or a full block with exactly this text: look at shorter ones.
+                    len -= 1;
+                } else {
+                    len = same;
+                }
+            }
+        }
+    }
+
+    /// The place after all children of `parent` that are not after (`draft_valid`, `query`).
+    fn after(&self, blocks: &Blocks, parent: NodeId, draft_valid: bool, query: &[Token]) -> Place {
+        self.node(parent).children.partition(|child| {
+            let valid = self.node(child).draft_valid;
+            valid < draft_valid
+                || (valid == draft_valid && self.compare_key(blocks, child, query).is_le())
+        })
+    }
+
+    fn drop_partial(
+        &mut self,
+        id: NodeId,
+        blocks: &mut Blocks,
+        pools: &mut [Pool],
+        steps: &Steps,
+    ) {
+        let place = self.place_of(self.node(id).parent, id, blocks);
+        let classes = self.classes;
+        self.leave_inactive(id, steps);
+        self.cached -= 1;
+        let passed = steps.passed(self.node(id).stamp);
+        let block = self.node_mut(id).pop(classes, |class, page| {
+            if passed {
+                pools[class].give_back_free(page);
+            } else {
+                pools[class].give_back(std::iter::once(page), steps.stamp(), steps);
+            }
+        });
+        blocks.give_back(std::iter::once(block));
+        self.remove(id, place);
+    }
+
+    /// Whether a partial block with this text would add nothing: a sibling with at least its
+    /// `draft_valid` begins with the text and covers as much.
+    pub(crate) fn covers(
+        &self,
+        blocks: &Blocks,
+        parent: NodeId,
+        draft_valid: bool,
+        text: &[Token],
+        covered: u32,
+    ) -> bool {
+        [true, false].into_iter().filter(|&valid| valid >= draft_valid).any(|valid| {
+            let children = &self.node(parent).children;
+            let mut place = self.lower_bound(blocks, parent, valid, text);
+            while let Some(child) = children.get(place) {
+                let node = self.node(child);
+                if node.draft_valid != valid
+                    || self.common_text(blocks, node, text, usize::MAX) < text.len()
+                {
+                    break;
+                }
+                if node.partial.is_none_or(|partial| partial.covered >= covered) {
+                    return true;
+                }
+                place = children.next(place);
+            }
+            false
+        })
+    }
+}
+
+fn fill(node: &mut Node, incoming: &Incoming<'_>, classes: usize) {
+    node.reserve(incoming.blocks.len(), classes);
+    for (at, &block) in incoming.blocks.iter().enumerate() {
+        node.push(block, incoming.pages.iter().map(|pages| pages[at]));
+    }
+    node.tip = SmallVec::from_slice(incoming.tip);
+}

@@ -1,0 +1,106 @@
+//! Claims and eviction: blocks leave the tail of the least recently used leaf.
+
+use smallvec::SmallVec;
+
+use crate::blocks::Blocks;
+use crate::ids::{BlockId, NodeId, Token};
+use crate::pool::Pool;
+use crate::prefix::{Found, Tree};
+
+impl Tree {
+    /// Marks the path of a match, up to block `end`, to be evicted only after everything else.
+    pub(crate) fn claim(&mut self, found: Found, end: u32) {
+        let path: SmallVec<[NodeId; 8]> = self.upwards(found.tail).collect();
+        for id in path {
+            let node = self.node_mut(id);
+            let blocks = node.end().min(end).saturating_sub(node.start);
+            if blocks <= node.claimed {
+                continue;
+            }
+            let before = node.claimed;
+            node.claimed = blocks;
+            let (whole, leaf) = (blocks == node.len(), node.children.is_empty());
+            let (key, idle) = ((node.last_use, id), !node.is_active());
+            if before == 0 {
+                self.claims.push(id);
+            }
+            if whole && leaf && idle {
+                self.leaves.remove(&key);
+                self.claimed_leaves.insert(key);
+            }
+        }
+    }
+
+    /// Forgets all claims.
+    pub(crate) fn end_claims(&mut self) {
+        while let Some(id) = self.claims.pop() {
+            self.node_mut(id).claimed = 0;
+        }
+        self.leaves.append(&mut self.claimed_leaves);
+        self.claims_broken = false;
+    }
+
+    /// Puts an inactive node without children into the set of leaves where it belongs.
+    pub(crate) fn enter_leaves(&mut self, id: NodeId) {
+        let node = self.node(id);
+        let key = (node.last_use, id);
+        if node.claimed == node.len() {
+            self.claimed_leaves.insert(key);
+        } else {
+            self.leaves.insert(key);
+        }
+    }
+
+    /// Leaves in the order in which they would go, between calls.
+    pub(crate) fn eviction_order(&self) -> Vec<(u64, NodeId)> {
+        self.leaves.iter().copied().collect()
+    }
+
+    /// Evicts `needed` blocks; the caller has checked that as many are evictable.
+    pub(crate) fn evict(&mut self, needed: u32, blocks: &mut Blocks, pools: &mut [Pool]) {
+        let mut left = needed;
+        while left > 0 {
+            let (id, claimed) = match self.leaves.first() {
+                Some(&(_, id)) => (id, self.node(id).claimed),
+                None => {
+                    self.claims_broken = true;
+                    let &(_, id) = self.claimed_leaves.first().expect("enough was evictable");
+                    (id, 0)
+                }
+            };
+            let taken = left.min(self.node(id).len() - claimed);
+            self.evict_tail(id, taken, blocks, pools);
+            left -= taken;
+        }
+        self.uncount_evictable(needed);
+    }
+
+    /// Evicts the last `taken` blocks of a leaf.
+    fn evict_tail(&mut self, id: NodeId, taken: u32, blocks: &mut Blocks, pools: &mut [Pool]) {
+        let (classes, lookahead) = (self.classes, self.lookahead);
+        let node = self.node(id);
+        let kept = node.len() - taken;
+        let key = (node.last_use, id);
+        // What was evicted first is looked at before its record can be reused.
+        let place = (kept == 0).then(|| self.place_of(node.parent, id, blocks));
+        let tip = self.copy_text(blocks, node, kept as usize * blocks.tokens_per_block(), lookahead);
+        let node = self.node_mut(id);
+        let mut gone: SmallVec<[BlockId; 64]> = SmallVec::new();
+        for _ in 0..taken {
+            gone.push(node.pop(classes, |class, page| pools[class].give_back_free(page)));
+        }
+        blocks.give_back(gone.into_iter().rev());
+        if let Some(place) = place {
+            self.leaves.remove(&key);
+            self.claimed_leaves.remove(&key);
+            self.remove(id, place);
+            return;
+        }
+        node.tip = SmallVec::<[Token; 4]>::from_slice(&tip);
+        if node.claimed >= kept && node.claimed > 0 {
+            node.claimed = kept;
+            self.leaves.remove(&key);
+            self.claimed_leaves.insert(key);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The prefix tree: what is reusable, and the pages that hold it.
+//!
+//! A node is a run of consecutive blocks without a branch inside. Identity is decided by comparing
+//! tokens: nothing is hashed. What each operation means is written in `docs/ledger.md`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `node.rs` | a run of blocks |
+//! | `children.rs` | the ordered list of a node's children |
+//! | `text.rs` | tokens of a run, comparison of siblings |
+//! | `find.rs` | matching, read-only |
+//! | `edit.rs` | making, splitting, merging and removing nodes |
+//! | `protect.rs` | pins, and what they protect |
+//! | `evict.rs` | claims and eviction |
+
+mod children;
+mod edit;
+mod evict;
+mod find;
+mod node;
+mod protect;
+mod text;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+pub(crate) use edit::Incoming;
+pub(crate) use find::Found;
+pub(crate) use node::{Node, Partial};
+pub(crate) use text::Key;
+
+use crate::ids::NodeId;
+use crate::slab::Slab;
+
+/// The order in which leaves are evicted: least recently used first. The id only makes it total.
+type Leaf = (u64, NodeId);
+
+/// The tree of all scopes.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub nodes: Slab<Node>,
+    /// The root of each scope that has any block or sequence.
+    pub roots: BTreeMap<i32, NodeId>,
+    pub classes: usize,
+    /// D, the tokens after a block that are part of its identity.
+    pub lookahead: usize,
+    /// Grows by one whenever something becomes unprotected as a whole: a release, a completed copy.
+    pub tick: u64,
+    /// Inactive nodes without children, except those in `claimed_leaves`.
+    leaves: BTreeSet<Leaf>,
+    /// Leaves whose blocks are all claimed by a later item of the running call.
+    claimed_leaves: BTreeSet<Leaf>,
+    /// Nodes with claims.
+    claims: Vec<NodeId>,
+    /// Whether a claimed block was evicted in the running call.
+    pub claims_broken: bool,
+    /// Blocks in inactive nodes whose fence has passed.
+    evictable: u32,
+    /// Blocks in inactive nodes by stamp, oldest first, for stamps whose fence has not passed.
+    waiting: VecDeque<(u64, u32)>,
+    /// Blocks in all nodes.
+    cached: u32,
+}
+
+impl Tree {
+    pub(crate) fn new(classes: usize, lookahead: u32) -> Self {
+        Self {
+            nodes: Slab::new(),
+            roots: BTreeMap::new(),
+            classes,
+            lookahead: lookahead as usize,
+            tick: 0,
+            leaves: BTreeSet::new(),
+            claimed_leaves: BTreeSet::new(),
+            claims: Vec::new(),
+            claims_broken: false,
+            evictable: 0,
+            waiting: VecDeque::new(),
+            cached: 0,
+        }
+    }
+
+    /// Blocks that an allocation may evict now.
+    #[inline]
+    pub(crate) fn evictable(&self) -> u32 {
+        self.evictable
+    }
+
+    /// Blocks in the tree.
+    pub(crate) fn cached(&self) -> u32 {
+        self.cached
+    }
+
+    #[inline]
+    pub(crate) fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.get()]
+    }
+
+    #[inline]
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.nodes[id.get()]
+    }
+
+    /// The node on the path to `tail` that holds the block at `ordinal`.
+    pub(crate) fn holder(&self, tail: NodeId, ordinal: u32) -> NodeId {
+        let mut id = tail;
+        while self.node(id).start > ordinal {
+            id = self.node(id).parent;
+        }
+        id
+    }
+
+    /// Nodes from `id` up to its root, both included.
+    pub(crate) fn upwards(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
+        std::iter::successors((!id.is_none()).then_some(id), |&id| {
+            let parent = self.node(id).parent;
+            (!parent.is_none()).then_some(parent)
+        })
+    }
+
+    /// All nodes in a fixed order: scopes ascending, parents before children, children in order.
+    pub(crate) fn walk(&self) -> Vec<NodeId> {
+        let mut out = Vec::new();
+        let mut ahead: Vec<NodeId> = self.roots.values().rev().copied().collect();
+        while let Some(id) = ahead.pop() {
+            out.push(id);
+            let children: Vec<NodeId> = self.node(id).children.iter().collect();
+            ahead.extend(children.into_iter().rev());
+        }
+        out
+    }
+}

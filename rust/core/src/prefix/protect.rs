@@ -1,0 +1,151 @@
+//! Pins, and what they protect: the pinned node and everything above it.
+
+use crate::blocks::Blocks;
+use crate::ids::NodeId;
+use crate::prefix::Tree;
+use crate::steps::Steps;
+
+impl Tree {
+    /// Protects a node and its path.
+    pub(crate) fn pin(&mut self, id: NodeId, steps: &Steps) {
+        let mut id = id;
+        let node = self.node_mut(id);
+        node.pins += 1;
+        if node.pins > 1 || node.active_children > 0 {
+            return;
+        }
+        loop {
+            self.leave_inactive(id, steps);
+            let parent = self.node(id).parent;
+            if parent.is_none() {
+                return;
+            }
+            let above = self.node_mut(parent);
+            above.active_children += 1;
+            if above.pins > 0 || above.active_children > 1 {
+                return;
+            }
+            id = parent;
+        }
+    }
+
+    /// Takes one pin away. What nothing protects any more becomes evictable, used at `self.tick`.
+    pub(crate) fn unpin(&mut self, id: NodeId, blocks: &Blocks, steps: &Steps) {
+        self.node_mut(id).pins -= 1;
+        let mut id = id;
+        while !self.node(id).is_active() {
+            if self.node(id).is_root() {
+                self.drop_root_if_empty(id);
+                return;
+            }
+            id = self.enter_inactive(id, blocks, steps);
+            let parent = self.node(id).parent;
+            self.node_mut(parent).active_children -= 1;
+            id = parent;
+        }
+    }
+
+    /// Moves a pin one node down; the path stays protected throughout.
+    pub(crate) fn move_pin(&mut self, from: NodeId, to: NodeId, steps: &Steps) {
+        self.pin(to, steps);
+        self.node_mut(from).pins -= 1;
+    }
+
+    /// Evictable blocks that using `shared` blocks of the path to `tail`, and copying the next one if
+    /// `source`, would protect.
+    pub(crate) fn would_protect(&self, tail: NodeId, shared: u32, source: bool, steps: &Steps) -> u32 {
+        let mut blocks = 0;
+        let mut add = |id: NodeId, count: u32| {
+            let node = self.node(id);
+            if !node.is_active() && steps.passed(node.stamp) {
+                blocks += count;
+            }
+        };
+        if source {
+            add(self.holder(tail, shared), 1);
+        }
+        if let Some(last) = shared.checked_sub(1) {
+            for id in self.upwards(self.holder(tail, last)) {
+                let node = self.node(id);
+                if node.is_active() {
+                    break;
+                }
+                add(id, node.end().min(shared) - node.start);
+            }
+        }
+        blocks
+    }
+
+    /// Counts blocks whose fence has passed as evictable.
+    pub(crate) fn release_fenced(&mut self, steps: &Steps) {
+        while let Some(&(stamp, blocks)) = self.waiting.front() {
+            if !steps.passed(stamp) {
+                break;
+            }
+            self.evictable += blocks;
+            self.waiting.pop_front();
+        }
+    }
+
+    pub(crate) fn leave_inactive(&mut self, id: NodeId, steps: &Steps) {
+        let node = self.node(id);
+        let (stamp, blocks, leaf) = (node.stamp, node.len(), node.children.is_empty());
+        if node.is_root() {
+            return;
+        }
+        if leaf {
+            let key = (node.last_use, id);
+            let removed = self.leaves.remove(&key) || self.claimed_leaves.remove(&key);
+            debug_assert!(removed, "an inactive leaf stands in one of the two sets");
+        }
+        if steps.passed(stamp) {
+            self.evictable -= blocks;
+        } else {
+            let bucket = self.waiting.binary_search_by_key(&stamp, |&(stamp, _)| stamp);
+            self.waiting[bucket.expect("an unfenced stamp has a bucket")].1 -= blocks;
+        }
+    }
+
+    /// Makes a node inactive; returns the node that holds its blocks afterwards.
+    fn enter_inactive(&mut self, id: NodeId, blocks: &Blocks, steps: &Steps) -> NodeId {
+        let (tick, stamp) = (self.tick, steps.stamp());
+        let node = self.node_mut(id);
+        node.last_use = tick;
+        node.stamp = stamp;
+        let (len, only, leaf) = (node.len(), node.children.only(), node.children.is_empty());
+        if leaf {
+            self.leaves.insert((tick, id));
+        }
+        self.count_inactive(stamp, len, steps);
+        match only {
+            Some(child) if self.can_merge(id, child) => {
+                self.merge(id, child, blocks);
+                child
+            }
+            _ => id,
+        }
+    }
+
+    /// Counts blocks that have become inactive with this stamp, the newest there is.
+    fn count_inactive(&mut self, stamp: u64, blocks: u32, steps: &Steps) {
+        if steps.passed(stamp) {
+            self.evictable += blocks;
+            return;
+        }
+        match self.waiting.back_mut() {
+            Some((last, count)) if *last == stamp => *count += blocks,
+            _ => self.waiting.push_back((stamp, blocks)),
+        }
+    }
+
+    /// Blocks of inactive nodes whose fence has not passed.
+    pub(crate) fn waiting_total(&self) -> u32 {
+        self.waiting.iter().map(|&(_, blocks)| blocks).sum()
+    }
+
+    /// Stops counting `blocks` evictable blocks, which are leaving the tree.
+    pub(crate) fn uncount_evictable(&mut self, blocks: u32) {
+        self.evictable -= blocks;
+        self.cached -= blocks;
+    }
+}

@@ -1,0 +1,86 @@
+//! What the ledger knows of one open sequence.
+
+use smallvec::SmallVec;
+
+use crate::ids::{BlockId, NodeId, Token};
+
+/// The two owners of KV data.
+pub(crate) const TARGET: usize = 0;
+/// See [`TARGET`].
+pub(crate) const DRAFT: usize = 1;
+
+/// One row of the ledger, open or not. A closed row keeps its buffers for the next sequence.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub generation: u32,
+    pub open: bool,
+    pub scope: i32,
+    /// First position whose draft KV is valid; -1: no draft.
+    pub draft_from: i32,
+    pub max_total: u32,
+    pub known: u32,
+    /// End of the valid KV per role. The draft's stays 0 for a sequence without a draft.
+    pub valid: [u32; 2],
+    /// Blocks of the prompt that admission counted on and that are not taken yet.
+    pub promise: u32,
+    /// Blocks that stand in the tree.
+    pub published: u32,
+    /// The node whose end is the last published block; the root of the scope if there is none.
+    pub node: NodeId,
+    /// Records of the blocks after the published ones, if the sequence keeps its tokens.
+    pub blocks: Vec<BlockId>,
+    /// Known tokens after the last block that has pages; those before `pending_head` are consumed.
+    pub pending: Vec<Token>,
+    pub pending_head: usize,
+    /// Steps that were grown and not advanced, oldest first, with the tokens each runs.
+    pub widths: SmallVec<[(u64, u32); 2]>,
+    /// Sum of `widths`.
+    pub outstanding: u32,
+    /// The call that looked at this sequence last, to find repeated handles.
+    pub seen: u64,
+}
+
+impl Sequence {
+    pub(crate) fn closed() -> Self {
+        Self {
+            generation: 0,
+            open: false,
+            scope: 0,
+            draft_from: -1,
+            max_total: 0,
+            known: 0,
+            valid: [0; 2],
+            promise: 0,
+            published: 0,
+            node: NodeId::NONE,
+            blocks: Vec::new(),
+            pending: Vec::new(),
+            pending_head: 0,
+            widths: SmallVec::new(),
+            outstanding: 0,
+            seen: 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn has_draft(&self) -> bool {
+        self.draft_from >= 0
+    }
+
+    /// Tokens written for any role.
+    #[inline]
+    pub(crate) fn reach(&self) -> u32 {
+        self.valid[TARGET].max(self.valid[DRAFT])
+    }
+
+    /// Tokens valid in every role that the sequence uses.
+    #[inline]
+    pub(crate) fn history(&self) -> u32 {
+        if self.has_draft() { self.valid[TARGET].min(self.valid[DRAFT]) } else { self.valid[TARGET] }
+    }
+
+    /// Known tokens that have no block yet.
+    pub(crate) fn pending(&self) -> &[Token] {
+        &self.pending[self.pending_head..]
+    }
+}

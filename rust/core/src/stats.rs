@@ -1,0 +1,94 @@
+//! Counts by state and counters since the start.
+
+/// Pages of one class by state. `free + fenced + live + cached + reserved == total`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClassStats {
+    /// All pages.
+    pub total: u32,
+    /// Page 0.
+    pub reserved: u32,
+    /// Allocatable now without evicting.
+    pub free: u32,
+    /// Given up, while a step that may touch them is open.
+    pub fenced: u32,
+    /// Owned by one open sequence and not published.
+    pub live: u32,
+    /// Owned by the prefix tree.
+    pub cached: u32,
+    /// Cached pages that an allocation may evict now.
+    pub evictable: u32,
+}
+
+macro_rules! counters {
+    ($($(#[$meta:meta])* $name:ident,)*) => {
+        /// What has happened since the ledger was built. Refused work is counted only as refused.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub struct Counters {
+            $($(#[$meta])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            /// Names and values, in a fixed order.
+            #[must_use]
+            pub fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Sequences admitted.
+    admitted,
+    /// Admissions refused for lack of pages now.
+    refused_now,
+    /// Admissions refused because they can never fit.
+    refused_never,
+    /// Admissions refused for lack of a row.
+    refused_rows,
+    /// Prompt tokens of admitted sequences.
+    prompt_tokens,
+    /// Prompt tokens that were found in the tree.
+    hit_tokens,
+    /// Hits of sequences without a draft in a ledger with one.
+    target_only_hits,
+    /// Blocks that entered the tree, partial ones included.
+    published_blocks,
+    /// Blocks given back because the tree had equal ones.
+    rebased_blocks,
+    /// Blocks evicted.
+    evicted_blocks,
+    /// Partial blocks copied at admission.
+    copied_blocks,
+    /// Blocks taken by `grow`.
+    grown_blocks,
+    /// Growth refused for lack of pages.
+    refused_grows,
+    /// Tokens appended by `advance`.
+    accepted_tokens,
+    /// Tokens that ran and were not kept.
+    rewound_tokens,
+    /// Sequences released.
+    released,
+}
+
+/// Everything `stats()` reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stats {
+    /// Pages by state, per class.
+    pub classes: Vec<ClassStats>,
+    /// Open sequences.
+    pub open_sequences: u32,
+    /// Prompt blocks that admissions count on and that are not taken yet.
+    pub promised: u32,
+    /// Steps in flight.
+    pub open_steps: u32,
+    /// The newest step begun.
+    pub newest_step: u64,
+    /// Nodes of the prefix tree, roots included.
+    pub nodes: u32,
+    /// Blocks of the prefix tree.
+    pub cached_blocks: u32,
+    /// Counters since the start.
+    pub counters: Counters,
+}

@@ -1,0 +1,104 @@
+//! Steps in flight, and the question that makes free pages safe: has a fence passed?
+
+use crate::error::LedgerError;
+
+/// Numbers of steps that have begun and not completed, in ascending order.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    newest: u64,
+    open: Vec<u64>,
+    /// Bits of the last `now`, compared as a float and kept as bits for the digest.
+    now: f64,
+    same_stream: bool,
+}
+
+impl Steps {
+    pub(crate) fn new(same_stream: bool) -> Self {
+        Self { newest: 0, open: Vec::new(), now: f64::NEG_INFINITY, same_stream }
+    }
+
+    pub(crate) fn begin(&mut self, now: f64) -> Result<u64, LedgerError> {
+        if now.is_nan() || now < self.now {
+            return Err(LedgerError::ClockBackwards);
+        }
+        self.now = now;
+        self.newest += 1;
+        self.open.push(self.newest);
+        Ok(self.newest)
+    }
+
+    pub(crate) fn complete(&mut self, step: u64) -> Result<(), LedgerError> {
+        let place = self.check_open(step)?;
+        self.open.remove(place);
+        Ok(())
+    }
+
+    /// Where an open step stands in the list.
+    pub(crate) fn check_open(&self, step: u64) -> Result<usize, LedgerError> {
+        self.open.binary_search(&step).map_err(|_| LedgerError::StepNotOpen {
+            step,
+            newest: self.newest,
+            open: self.open.len(),
+        })
+    }
+
+    /// Checks that a step has begun; it may have completed.
+    pub(crate) fn check_begun(&self, step: u64) -> Result<(), LedgerError> {
+        if step == 0 || step > self.newest {
+            return Err(LedgerError::StepNotOpen { step, newest: self.newest, open: self.open.len() });
+        }
+        Ok(())
+    }
+
+    /// The stamp of a page whose last user leaves now.
+    #[inline]
+    pub(crate) fn stamp(&self) -> u64 {
+        if self.same_stream { 0 } else { self.newest }
+    }
+
+    /// Whether every step that may touch a page with this stamp has completed.
+    #[inline]
+    pub(crate) fn passed(&self, stamp: u64) -> bool {
+        self.open.first().is_none_or(|&oldest| oldest > stamp)
+    }
+
+    pub(crate) fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    pub(crate) fn open(&self) -> &[u64] {
+        &self.open
+    }
+
+    pub(crate) fn now(&self) -> f64 {
+        self.now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_passes_when_no_step_up_to_it_is_open() {
+        let mut steps = Steps::new(false);
+        assert!(steps.passed(steps.stamp()));
+        let first = steps.begin(0.0).unwrap();
+        let second = steps.begin(0.0).unwrap();
+        let stamp = steps.stamp();
+        steps.complete(second).unwrap();
+        assert!(!steps.passed(stamp), "step 1 is still open");
+        steps.complete(first).unwrap();
+        assert!(steps.passed(stamp));
+        assert_eq!(steps.complete(first).unwrap_err().code(), "step_not_open");
+    }
+
+    #[test]
+    fn the_clock_does_not_go_backwards() {
+        let mut steps = Steps::new(false);
+        steps.begin(2.0).unwrap();
+        assert_eq!(steps.begin(1.0), Err(LedgerError::ClockBackwards));
+        assert_eq!(steps.begin(f64::NAN), Err(LedgerError::ClockBackwards));
+        assert_eq!(steps.begin(2.0), Ok(2));
+    }
+}

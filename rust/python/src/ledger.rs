@@ -1,0 +1,434 @@
+//! `tandemkv._core.Ledger`: the seam. Buffers in, buffers out, one lock.
+
+use std::sync::{Mutex, MutexGuard};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+use pyo3::types::{PyBytes, PyTuple};
+use tandemkv_core::ids::Token;
+use tandemkv_core::ledger::{AdmitBatch, AdvanceBatch};
+use tandemkv_core::{Ledger, LedgerConfig, LedgerError};
+
+use crate::buffers::{Input, Memory, Output, Tokens, disjoint};
+use crate::errors::{ledger_error, misuse};
+use crate::views;
+
+/// Tokens in one call from which the GIL is released: below that a call takes less than a
+/// millisecond, and releasing costs more than it gives.
+const DETACH_TOKENS: usize = 1 << 20;
+
+/// The ledger behind one lock.
+#[pyclass(name = "Ledger", module = "tandemkv._core", frozen)]
+pub struct PyLedger(Mutex<Ledger>);
+
+impl PyLedger {
+    /// The ledger. The lock is never waited for while the GIL is held.
+    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Ledger>> {
+        self.0.lock_py_attached(py).map_err(|_| {
+            PyRuntimeError::new_err("the ledger is unusable: an earlier call broke an invariant")
+        })
+    }
+}
+
+/// The prompts of one `admit`.
+enum Prompts {
+    Flat(Tokens, Input<i64>),
+    Each(Vec<Tokens>),
+}
+
+impl Prompts {
+    fn new(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(pair) = value.cast::<PyTuple>() {
+            if pair.len() != 2 {
+                let message = format!(
+                    "prompts is a tuple of {} items, must be (flat tokens, offsets) or a list of arrays",
+                    pair.len()
+                );
+                return Err(misuse(value.py(), "shape", &message));
+            }
+            let flat = Tokens::new(&pair.get_item(0)?, "prompts[0]", 1)?;
+            let offsets = Input::new(&pair.get_item(1)?, "prompts[1]", 1)?;
+            return Ok(Self::Flat(flat, offsets));
+        }
+        let mut each = Vec::new();
+        for (item, prompt) in value.try_iter()?.enumerate() {
+            each.push(Tokens::new(&prompt?, &format!("prompts[{item}]"), 1)?);
+        }
+        Ok(Self::Each(each))
+    }
+
+    fn slices(&self, py: Python<'_>) -> PyResult<Vec<&[Token]>> {
+        let (flat, offsets) = match self {
+            Self::Each(each) => return Ok(each.iter().map(Tokens::slice).collect()),
+            Self::Flat(flat, offsets) => (flat.slice(), offsets.slice()),
+        };
+        if offsets.is_empty() {
+            let message = "prompts[1] (offsets) is empty, must hold one more item than prompts";
+            return Err(misuse(py, "shape", message));
+        }
+        offsets
+            .windows(2)
+            .enumerate()
+            .map(|(item, pair)| {
+                let range = usize::try_from(pair[0]).ok().zip(usize::try_from(pair[1]).ok());
+                range.and_then(|(from, to)| flat.get(from..to)).ok_or_else(|| {
+                    let message = format!(
+                        "offsets[{item}..={}] are {} and {}, must be ascending in 0..={}",
+                        item + 1,
+                        pair[0],
+                        pair[1],
+                        flat.len()
+                    );
+                    misuse(py, "offsets", &message)
+                })
+            })
+            .collect()
+    }
+
+    /// The token that the core refused, as the caller gave it.
+    fn original(&self, item: usize, position: usize) -> i64 {
+        match self {
+            Self::Each(each) => each[item].original(position),
+            Self::Flat(flat, offsets) => {
+                let from = usize::try_from(offsets.slice()[item]).unwrap_or(0);
+                flat.original(from + position)
+            }
+        }
+    }
+
+    fn memory(&self) -> Vec<crate::buffers::Region> {
+        match self {
+            Self::Each(each) => each.iter().map(|tokens| tokens.region("prompts")).collect(),
+            Self::Flat(flat, offsets) => vec![flat.region("prompts"), offsets.region("prompts")],
+        }
+    }
+}
+
+fn converted<T>(py: Python<'_>, result: Result<T, LedgerError>) -> PyResult<T> {
+    result.map_err(|error| ledger_error(py, &error))
+}
+
+#[pymethods]
+impl PyLedger {
+    #[new]
+    #[pyo3(signature = (
+        *, tokens_per_block, num_pages, max_sequences, max_seq_len, has_draft = false,
+        extra_tokens = 0, reserve_tokens = 0, lookahead = 0, reuse = true, partial_reuse = true,
+        same_stream = false,
+    ))]
+    // One keyword per field of the configuration; the booleans are independent switches.
+    #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)]
+    fn new(
+        py: Python<'_>,
+        tokens_per_block: i128,
+        num_pages: Vec<i128>,
+        max_sequences: i128,
+        max_seq_len: i128,
+        has_draft: bool,
+        extra_tokens: i128,
+        reserve_tokens: i128,
+        lookahead: i128,
+        reuse: bool,
+        partial_reuse: bool,
+        same_stream: bool,
+    ) -> PyResult<Self> {
+        let number = |argument: &'static str, value: i128| {
+            u32::try_from(value).map_err(|_| {
+                let supported = "in 0..=4294967295";
+                ledger_error(py, &LedgerError::Config { argument, value, supported })
+            })
+        };
+        let config = LedgerConfig {
+            tokens_per_block: number("tokens_per_block", tokens_per_block)?,
+            num_pages: num_pages
+                .into_iter()
+                .map(|pages| number("num_pages", pages))
+                .collect::<PyResult<_>>()?,
+            max_sequences: number("max_sequences", max_sequences)?,
+            max_seq_len: number("max_seq_len", max_seq_len)?,
+            has_draft,
+            extra_tokens: number("extra_tokens", extra_tokens)?,
+            reserve_tokens: number("reserve_tokens", reserve_tokens)?,
+            lookahead: number("lookahead", lookahead)?,
+            reuse,
+            partial_reuse,
+            same_stream,
+        };
+        // Touching the records of a large pool takes a while.
+        let ledger = py.detach(|| Ledger::new(config));
+        Ok(Self(Mutex::new(converted(py, ledger)?)))
+    }
+
+    #[getter]
+    fn tokens_per_block(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.lock(py)?.config().tokens_per_block)
+    }
+
+    #[getter]
+    fn num_classes(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.lock(py)?.num_classes())
+    }
+
+    #[getter]
+    fn row_width(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.lock(py)?.config().row_width())
+    }
+
+    #[getter]
+    fn max_sequences(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.lock(py)?.config().max_sequences)
+    }
+
+    #[pyo3(signature = (now = 0.0))]
+    fn begin_step(&self, py: Python<'_>, now: f64) -> PyResult<u64> {
+        converted(py, self.lock(py)?.begin_step(now))
+    }
+
+    fn complete_step(&self, py: Python<'_>, step: u64) -> PyResult<()> {
+        converted(py, self.lock(py)?.complete_step(step))
+    }
+
+    #[pyo3(signature = (
+        step, prompts, scope, first, max_total, draft_from, handle, hit, stop_at_first = false
+    ))]
+    #[allow(clippy::too_many_arguments)]
+    fn admit(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        prompts: &Bound<'_, PyAny>,
+        scope: &Bound<'_, PyAny>,
+        first: &Bound<'_, PyAny>,
+        max_total: &Bound<'_, PyAny>,
+        draft_from: Option<&Bound<'_, PyAny>>,
+        handle: &Bound<'_, PyAny>,
+        hit: &Bound<'_, PyAny>,
+        stop_at_first: bool,
+    ) -> PyResult<usize> {
+        let prompts = Prompts::new(prompts)?;
+        let scope = Input::<i32>::new(scope, "scope", 1)?;
+        let first = Input::<i32>::new(first, "first", 1)?;
+        let max_total = Input::<i64>::new(max_total, "max_total", 1)?;
+        let draft_from =
+            draft_from.map(|value| Input::<i32>::new(value, "draft_from", 1)).transpose()?;
+        let mut handle = Output::<i64>::new(handle, "handle", 1)?;
+        let mut hit = Output::<i32>::new(hit, "hit", 1)?;
+        let mut inputs = prompts.memory();
+        inputs.push(scope.region("scope"));
+        inputs.push(first.region("first"));
+        inputs.push(max_total.region("max_total"));
+        inputs.extend(draft_from.as_ref().map(|values| values.region("draft_from")));
+        disjoint(py, &[handle.region("handle"), hit.region("hit")], &inputs)?;
+
+        let slices = prompts.slices(py)?;
+        let batch = AdmitBatch {
+            prompts: &slices,
+            scope: scope.slice(),
+            first: first.slice(),
+            max_total: max_total.slice(),
+            draft_from: draft_from.as_ref().map(Input::slice),
+        };
+        let (handle, hit) = (handle.slice_mut(), hit.slice_mut());
+        let mut guard = self.lock(py)?;
+        let ledger = &mut *guard;
+        let result = if slices.iter().map(|prompt| prompt.len()).sum::<usize>() >= DETACH_TOKENS {
+            py.detach(|| ledger.admit(step, &batch, stop_at_first, handle, hit))
+        } else {
+            ledger.admit(step, &batch, stop_at_first, handle, hit)
+        };
+        let result = result.map_err(|error| match error {
+            LedgerError::Token { item, position, .. } => {
+                let value = prompts.original(item, position);
+                LedgerError::Token { item, position, value }
+            }
+            other => other,
+        });
+        converted(py, result)
+    }
+
+    #[pyo3(signature = (step, handle, width, ok, stop_at_first = false))]
+    fn grow(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        handle: &Bound<'_, PyAny>,
+        width: &Bound<'_, PyAny>,
+        ok: &Bound<'_, PyAny>,
+        stop_at_first: bool,
+    ) -> PyResult<usize> {
+        let handle = Input::<i64>::new(handle, "handle", 1)?;
+        let width = Input::<i32>::new(width, "width", 1)?;
+        let mut ok = Output::<u8>::new(ok, "ok", 1)?;
+        disjoint(py, &[ok.region("ok")], &[handle.region("handle"), width.region("width")])?;
+        let result = self.lock(py)?.grow(
+            step,
+            handle.slice(),
+            width.slice(),
+            stop_at_first,
+            ok.slice_mut(),
+        );
+        converted(py, result)
+    }
+
+    #[pyo3(signature = (step, handle, tokens, count, valid = None))]
+    fn advance(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        handle: &Bound<'_, PyAny>,
+        tokens: &Bound<'_, PyAny>,
+        count: &Bound<'_, PyAny>,
+        valid: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let handle = Input::<i64>::new(handle, "handle", 1)?;
+        let tokens = Tokens::new(tokens, "tokens", 2)?;
+        let count = Input::<i32>::new(count, "count", 1)?;
+        let valid = valid.map(|value| Input::<i32>::new(value, "valid", 2)).transpose()?;
+        let (rows, columns) = (tokens.shape()[0], tokens.shape()[1]);
+        if rows != handle.slice().len() {
+            let message =
+                format!("tokens has {rows} rows, expected one per handle: {}", handle.slice().len());
+            return Err(misuse(py, "length_mismatch", &message));
+        }
+        if let Some(valid) = &valid
+            && valid.shape()[1] != 2
+        {
+            let message =
+                format!("valid has {} columns, must have 2: target and draft", valid.shape()[1]);
+            return Err(misuse(py, "shape", &message));
+        }
+        let batch = AdvanceBatch {
+            handle: handle.slice(),
+            tokens: tokens.slice(),
+            columns,
+            count: count.slice(),
+            valid: valid.as_ref().map(Input::slice),
+        };
+        let mut guard = self.lock(py)?;
+        let result = guard.advance(step, &batch).map_err(|error| match error {
+            LedgerError::Token { item, position, .. } => {
+                let value = tokens.original(item * columns + position);
+                LedgerError::Token { item, position, value }
+            }
+            other => other,
+        });
+        converted(py, result)
+    }
+
+    fn release(
+        &self,
+        py: Python<'_>,
+        handle: &Bound<'_, PyAny>,
+        publish: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let handle = Input::<i64>::new(handle, "handle", 1)?;
+        let publish = Input::<u8>::new(publish, "publish", 1)?;
+        converted(py, self.lock(py)?.release(handle.slice(), publish.slice()))
+    }
+
+    #[pyo3(name = "match", signature = (tokens, scope = 0, draft_from = None))]
+    fn match_(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        scope: i32,
+        draft_from: Option<i32>,
+    ) -> PyResult<u32> {
+        let tokens = Tokens::new(tokens, "tokens", 1)?;
+        let result = self.lock(py)?.match_tokens(tokens.slice(), scope, draft_from);
+        let result = result.map_err(|error| match error {
+            LedgerError::Token { item, position, .. } => {
+                LedgerError::Token { item, position, value: tokens.original(position) }
+            }
+            other => other,
+        });
+        converted(py, result)
+    }
+
+    fn moves(&self, py: Python<'_>, out: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let mut out = records(out)?;
+        let mut ledger = self.lock(py)?;
+        let (records, required) = (out.unsigned_mut(), ledger.pending_moves().len());
+        let len = records.len() / 4;
+        if required > len {
+            let error = LedgerError::BufferTooSmall { argument: "out", len, required };
+            return Err(ledger_error(py, &error));
+        }
+        for (record, copy) in records.as_chunks_mut::<4>().0.iter_mut().zip(ledger.take_moves()) {
+            *record = [copy.class, copy.source.get(), copy.destination.get(), copy.tokens];
+        }
+        Ok(required)
+    }
+
+    fn table(
+        &self,
+        py: Python<'_>,
+        handle: &Bound<'_, PyAny>,
+        dst: &Bound<'_, PyAny>,
+        used: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let handle = Input::<i64>::new(handle, "handle", 1)?;
+        let mut dst = Output::<i32>::new(dst, "dst", 3)?;
+        let mut used = Output::<i32>::new(used, "used", 2)?;
+        disjoint(py, &[dst.region("dst"), used.region("used")], &[handle.region("handle")])?;
+        let ledger = self.lock(py)?;
+        let (classes, n) = (ledger.num_classes(), handle.slice().len());
+        let width = dst.shape()[2];
+        for (argument, shape) in [("dst", &dst.shape()[..2]), ("used", used.shape())] {
+            if shape != [classes, n] {
+                let message = format!(
+                    "{argument} has shape {shape:?} in its first dimensions, must be [{classes}, {n}]"
+                );
+                return Err(misuse(py, "shape", &message));
+            }
+        }
+        let result =
+            ledger.table(handle.slice(), width, dst.unsigned_mut(), used.unsigned_mut());
+        converted(py, result)
+    }
+
+    fn updates(&self, py: Python<'_>, out: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let mut out = records(out)?;
+        let records = out.unsigned_mut().as_chunks_mut::<4>().0;
+        converted(py, self.lock(py)?.updates(records))
+    }
+
+    fn sequence<'py>(&self, py: Python<'py>, handle: i64) -> PyResult<Bound<'py, PyAny>> {
+        let dump = converted(py, self.lock(py)?.sequence(handle))?;
+        views::sequence(py, &dump, false).map(Bound::into_any)
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let stats = self.lock(py)?.stats();
+        views::stats(py, &stats).map(Bound::into_any)
+    }
+
+    fn reset_reuse_state(&self, py: Python<'_>) -> PyResult<()> {
+        converted(py, self.lock(py)?.reset_reuse_state())
+    }
+
+    fn digest<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(PyBytes::new(py, &self.lock(py)?.digest()))
+    }
+
+    fn dump<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let dump = self.lock(py)?.dump();
+        views::dump(py, &dump).map(Bound::into_any)
+    }
+
+    fn validate(&self, py: Python<'_>) -> PyResult<()> {
+        self.lock(py)?.validate();
+        Ok(())
+    }
+}
+
+/// An output of records of four numbers.
+fn records(out: &Bound<'_, PyAny>) -> PyResult<Output<i32>> {
+    let records = Output::<i32>::new(out, "out", 2)?;
+    if records.shape()[1] != 4 {
+        let message = format!("out has {} columns, must have 4", records.shape()[1]);
+        return Err(misuse(out.py(), "shape", &message));
+    }
+    Ok(records)
+}
