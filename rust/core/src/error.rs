@@ -175,27 +175,63 @@ impl LedgerError {
             Self::LengthMismatch { len, expected, .. } => {
                 vec![("len", len as i128), ("expected", expected as i128)]
             }
-            Self::OutOfRange { item, value, min, max, .. } => vec![
+            Self::OutOfRange {
+                item,
+                value,
+                min,
+                max,
+                ..
+            } => vec![
                 ("item", item as i128),
                 ("value", value.into()),
                 ("min", min.into()),
                 ("max", max.into()),
             ],
-            Self::Token { item, position, value } => {
-                vec![("item", item as i128), ("position", position as i128), ("value", value.into())]
+            Self::Token {
+                item,
+                position,
+                value,
+            } => {
+                vec![
+                    ("item", item as i128),
+                    ("position", position as i128),
+                    ("value", value.into()),
+                ]
             }
             Self::StaleHandle { item, handle } | Self::RepeatedHandle { item, handle } => {
                 vec![("item", item as i128), ("handle", handle.into())]
             }
             Self::StepNotOpen { step, newest, open } => {
-                vec![("step", step.into()), ("newest", newest.into()), ("open", open as i128)]
+                vec![
+                    ("step", step.into()),
+                    ("newest", newest.into()),
+                    ("open", open as i128),
+                ]
             }
             Self::ClockBackwards => vec![],
-            Self::StepAlreadyGrown { item, step, recorded }
-            | Self::StepNotGrown { item, step, recorded } => {
-                vec![("item", item as i128), ("step", step.into()), ("recorded", recorded.into())]
+            Self::StepAlreadyGrown {
+                item,
+                step,
+                recorded,
             }
-            Self::AppendInsideKnown { item, count, step, end, known } => vec![
+            | Self::StepNotGrown {
+                item,
+                step,
+                recorded,
+            } => {
+                vec![
+                    ("item", item as i128),
+                    ("step", step.into()),
+                    ("recorded", recorded.into()),
+                ]
+            }
+            Self::AppendInsideKnown {
+                item,
+                count,
+                step,
+                end,
+                known,
+            } => vec![
                 ("item", item as i128),
                 ("count", count.into()),
                 ("step", step.into()),

@@ -124,7 +124,10 @@ mod tests {
     #[test]
     fn handles_survive_the_round_trip_and_refusals_are_no_handles() {
         for (generation, row) in [(1, 0), (7, 12), (i32::MAX as u32, u32::MAX)] {
-            let handle = Handle { generation, row: Row::new(row) };
+            let handle = Handle {
+                generation,
+                row: Row::new(row),
+            };
             assert_eq!(Handle::from_i64(handle.to_i64()), Some(handle));
         }
         assert_eq!(Handle::from_i64(-1), None);

@@ -100,12 +100,18 @@ mod tests {
         let mut pool = Pool::new(5);
         let mut row = Vec::new();
         pool.take(4, &mut row);
-        assert_eq!(row.iter().map(|page| page.get()).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        assert_eq!(
+            row.iter().map(|page| page.get()).collect::<Vec<_>>(),
+            [1, 2, 3, 4]
+        );
         assert_eq!(pool.free_count(), 0);
         let steps = Steps::new(false);
         pool.give_back(row.drain(..), 0, &steps);
         pool.take(2, &mut row);
-        assert_eq!(row.iter().map(|page| page.get()).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(
+            row.iter().map(|page| page.get()).collect::<Vec<_>>(),
+            [1, 2]
+        );
     }
 
     #[test]

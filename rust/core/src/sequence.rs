@@ -76,7 +76,11 @@ impl Sequence {
     /// Tokens valid in every role that the sequence uses.
     #[inline]
     pub(crate) fn history(&self) -> u32 {
-        if self.has_draft() { self.valid[TARGET].min(self.valid[DRAFT]) } else { self.valid[TARGET] }
+        if self.has_draft() {
+            self.valid[TARGET].min(self.valid[DRAFT])
+        } else {
+            self.valid[TARGET]
+        }
     }
 
     /// Known tokens that have no block yet.

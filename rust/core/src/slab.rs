@@ -15,7 +15,10 @@ pub(crate) struct Slab<T> {
 
 impl<T> Slab<T> {
     pub(crate) fn new() -> Self {
-        Self { segments: Vec::new(), free: Vec::new() }
+        Self {
+            segments: Vec::new(),
+            free: Vec::new(),
+        }
     }
 
     /// Stores `value` and returns its index.
@@ -24,7 +27,11 @@ impl<T> Slab<T> {
             self[index] = value;
             return index;
         }
-        if self.segments.last().is_none_or(|segment| segment.len() == SEGMENT) {
+        if self
+            .segments
+            .last()
+            .is_none_or(|segment| segment.len() == SEGMENT)
+        {
             self.segments.push(Vec::with_capacity(SEGMENT));
         }
         let full = crate::ids::count(self.segments.len() - 1) << SEGMENT_BITS;
@@ -74,7 +81,11 @@ mod tests {
     fn places_are_stable_across_segments_and_reused() {
         let mut slab = Slab::new();
         let all: Vec<u32> = (0..3 * SEGMENT).map(|value| slab.insert(value)).collect();
-        assert!(all.iter().enumerate().all(|(value, &index)| slab[index] == value));
+        assert!(
+            all.iter()
+                .enumerate()
+                .all(|(value, &index)| slab[index] == value)
+        );
         slab.free(5);
         slab.free(2000);
         assert_eq!(slab.len(), 3 * SEGMENT - 2);

@@ -14,7 +14,12 @@ pub(crate) struct Steps {
 
 impl Steps {
     pub(crate) fn new(same_stream: bool) -> Self {
-        Self { newest: 0, open: Vec::new(), now: f64::NEG_INFINITY, same_stream }
+        Self {
+            newest: 0,
+            open: Vec::new(),
+            now: f64::NEG_INFINITY,
+            same_stream,
+        }
     }
 
     pub(crate) fn begin(&mut self, now: f64) -> Result<u64, LedgerError> {
@@ -35,17 +40,23 @@ impl Steps {
 
     /// Where an open step stands in the list.
     pub(crate) fn check_open(&self, step: u64) -> Result<usize, LedgerError> {
-        self.open.binary_search(&step).map_err(|_| LedgerError::StepNotOpen {
-            step,
-            newest: self.newest,
-            open: self.open.len(),
-        })
+        self.open
+            .binary_search(&step)
+            .map_err(|_| LedgerError::StepNotOpen {
+                step,
+                newest: self.newest,
+                open: self.open.len(),
+            })
     }
 
     /// Checks that a step has begun; it may have completed.
     pub(crate) fn check_begun(&self, step: u64) -> Result<(), LedgerError> {
         if step == 0 || step > self.newest {
-            return Err(LedgerError::StepNotOpen { step, newest: self.newest, open: self.open.len() });
+            return Err(LedgerError::StepNotOpen {
+                step,
+                newest: self.newest,
+                open: self.open.len(),
+            });
         }
         Ok(())
     }

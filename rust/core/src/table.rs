@@ -20,8 +20,11 @@ impl TableRow {
             return false;
         }
         let clean = self.dirty.0 >= self.dirty.1;
-        self.dirty =
-            if clean { (from, to) } else { (self.dirty.0.min(from), self.dirty.1.max(to)) };
+        self.dirty = if clean {
+            (from, to)
+        } else {
+            (self.dirty.0.min(from), self.dirty.1.max(to))
+        };
         clean
     }
 
@@ -77,7 +80,10 @@ mod tests {
 
     #[test]
     fn only_what_differs_is_reported_and_given_up_columns_read_zero() {
-        let mut row = TableRow { pages: [5, 6, 7].map(PageIndex::new).to_vec(), ..Default::default() };
+        let mut row = TableRow {
+            pages: [5, 6, 7].map(PageIndex::new).to_vec(),
+            ..Default::default()
+        };
         assert!(row.touch(0, 3));
         assert_eq!(changes(&row), [(0, 5), (1, 6), (2, 7)]);
         row.show();

@@ -36,7 +36,11 @@ fn open<T: Element + Named>(
 ) -> PyResult<PyBuffer<T>> {
     let buffer = PyBuffer::<T>::get(value).map_err(|_| {
         let found = describe(value);
-        misuse(value.py(), "dtype", &format!("{argument} must be an array of {}, got {found}", T::NAME))
+        misuse(
+            value.py(),
+            "dtype",
+            &format!("{argument} must be an array of {}, got {found}", T::NAME),
+        )
     })?;
     if buffer.dimensions() != dims {
         let found = buffer.dimensions();
@@ -44,7 +48,10 @@ fn open<T: Element + Named>(
         return Err(misuse(value.py(), "shape", &message));
     }
     if !buffer.is_c_contiguous() {
-        let message = format!("{argument} must be C-contiguous, got strides {:?}", buffer.strides());
+        let message = format!(
+            "{argument} must be C-contiguous, got strides {:?}",
+            buffer.strides()
+        );
         return Err(misuse(value.py(), "contiguity", &message));
     }
     Ok(buffer)
@@ -137,8 +144,11 @@ impl Tokens {
     pub fn new(value: &Bound<'_, PyAny>, argument: &str, dims: usize) -> PyResult<Self> {
         if PyBuffer::<i64>::get(value).is_ok() {
             let wide = Input::<i64>::new(value, argument, dims)?;
-            let narrow =
-                wide.slice().iter().map(|&token| u32::try_from(token).unwrap_or(u32::MAX)).collect();
+            let narrow = wide
+                .slice()
+                .iter()
+                .map(|&token| u32::try_from(token).unwrap_or(u32::MAX))
+                .collect();
             return Ok(Self::Wide(narrow, wide));
         }
         if PyBuffer::<i32>::get(value).is_err() {

@@ -34,7 +34,13 @@ pub fn ledger_error(py: Python<'_>, error: &LedgerError) -> PyErr {
         LedgerError::SequencesOpen { .. } => (&SEQUENCES_OPEN, "SequencesOpenError"),
         _ => (&LEDGER_ERROR, "LedgerError"),
     };
-    raise(py, class, &error.to_string(), error.code(), &error.details())
+    raise(
+        py,
+        class,
+        &error.to_string(),
+        error.code(),
+        &error.details(),
+    )
 }
 
 /// Misuse that is found before the core is asked.

@@ -71,17 +71,21 @@ impl Prompts {
             .windows(2)
             .enumerate()
             .map(|(item, pair)| {
-                let range = usize::try_from(pair[0]).ok().zip(usize::try_from(pair[1]).ok());
-                range.and_then(|(from, to)| flat.get(from..to)).ok_or_else(|| {
-                    let message = format!(
-                        "offsets[{item}..={}] are {} and {}, must be ascending in 0..={}",
-                        item + 1,
-                        pair[0],
-                        pair[1],
-                        flat.len()
-                    );
-                    misuse(py, "offsets", &message)
-                })
+                let range = usize::try_from(pair[0])
+                    .ok()
+                    .zip(usize::try_from(pair[1]).ok());
+                range
+                    .and_then(|(from, to)| flat.get(from..to))
+                    .ok_or_else(|| {
+                        let message = format!(
+                            "offsets[{item}..={}] are {} and {}, must be ascending in 0..={}",
+                            item + 1,
+                            pair[0],
+                            pair[1],
+                            flat.len()
+                        );
+                        misuse(py, "offsets", &message)
+                    })
             })
             .collect()
     }
@@ -136,7 +140,14 @@ impl PyLedger {
         let number = |argument: &'static str, value: i128| {
             u32::try_from(value).map_err(|_| {
                 let supported = "in 0..=4294967295";
-                ledger_error(py, &LedgerError::Config { argument, value, supported })
+                ledger_error(
+                    py,
+                    &LedgerError::Config {
+                        argument,
+                        value,
+                        supported,
+                    },
+                )
             })
         };
         let config = LedgerConfig {
@@ -210,15 +221,20 @@ impl PyLedger {
         let scope = Input::<i32>::new(scope, "scope", 1)?;
         let first = Input::<i32>::new(first, "first", 1)?;
         let max_total = Input::<i64>::new(max_total, "max_total", 1)?;
-        let draft_from =
-            draft_from.map(|value| Input::<i32>::new(value, "draft_from", 1)).transpose()?;
+        let draft_from = draft_from
+            .map(|value| Input::<i32>::new(value, "draft_from", 1))
+            .transpose()?;
         let mut handle = Output::<i64>::new(handle, "handle", 1)?;
         let mut hit = Output::<i32>::new(hit, "hit", 1)?;
         let mut inputs = prompts.memory();
         inputs.push(scope.region("scope"));
         inputs.push(first.region("first"));
         inputs.push(max_total.region("max_total"));
-        inputs.extend(draft_from.as_ref().map(|values| values.region("draft_from")));
+        inputs.extend(
+            draft_from
+                .as_ref()
+                .map(|values| values.region("draft_from")),
+        );
         disjoint(py, &[handle.region("handle"), hit.region("hit")], &inputs)?;
 
         let slices = prompts.slices(py)?;
@@ -240,7 +256,11 @@ impl PyLedger {
         let result = result.map_err(|error| match error {
             LedgerError::Token { item, position, .. } => {
                 let value = prompts.original(item, position);
-                LedgerError::Token { item, position, value }
+                LedgerError::Token {
+                    item,
+                    position,
+                    value,
+                }
             }
             other => other,
         });
@@ -260,7 +280,11 @@ impl PyLedger {
         let handle = Input::<i64>::new(handle, "handle", 1)?;
         let width = Input::<i32>::new(width, "width", 1)?;
         let mut ok = Output::<u8>::new(ok, "ok", 1)?;
-        disjoint(py, &[ok.region("ok")], &[handle.region("handle"), width.region("width")])?;
+        disjoint(
+            py,
+            &[ok.region("ok")],
+            &[handle.region("handle"), width.region("width")],
+        )?;
         let result = self.lock(py)?.grow(
             step,
             handle.slice(),
@@ -284,18 +308,24 @@ impl PyLedger {
         let handle = Input::<i64>::new(handle, "handle", 1)?;
         let tokens = Tokens::new(tokens, "tokens", 2)?;
         let count = Input::<i32>::new(count, "count", 1)?;
-        let valid = valid.map(|value| Input::<i32>::new(value, "valid", 2)).transpose()?;
+        let valid = valid
+            .map(|value| Input::<i32>::new(value, "valid", 2))
+            .transpose()?;
         let (rows, columns) = (tokens.shape()[0], tokens.shape()[1]);
         if rows != handle.slice().len() {
-            let message =
-                format!("tokens has {rows} rows, expected one per handle: {}", handle.slice().len());
+            let message = format!(
+                "tokens has {rows} rows, expected one per handle: {}",
+                handle.slice().len()
+            );
             return Err(misuse(py, "length_mismatch", &message));
         }
         if let Some(valid) = &valid
             && valid.shape()[1] != 2
         {
-            let message =
-                format!("valid has {} columns, must have 2: target and draft", valid.shape()[1]);
+            let message = format!(
+                "valid has {} columns, must have 2: target and draft",
+                valid.shape()[1]
+            );
             return Err(misuse(py, "shape", &message));
         }
         let batch = AdvanceBatch {
@@ -309,7 +339,11 @@ impl PyLedger {
         let result = guard.advance(step, &batch).map_err(|error| match error {
             LedgerError::Token { item, position, .. } => {
                 let value = tokens.original(item * columns + position);
-                LedgerError::Token { item, position, value }
+                LedgerError::Token {
+                    item,
+                    position,
+                    value,
+                }
             }
             other => other,
         });
@@ -336,11 +370,15 @@ impl PyLedger {
         draft_from: Option<i32>,
     ) -> PyResult<u32> {
         let tokens = Tokens::new(tokens, "tokens", 1)?;
-        let result = self.lock(py)?.match_tokens(tokens.slice(), scope, draft_from);
+        let result = self
+            .lock(py)?
+            .match_tokens(tokens.slice(), scope, draft_from);
         let result = result.map_err(|error| match error {
-            LedgerError::Token { item, position, .. } => {
-                LedgerError::Token { item, position, value: tokens.original(position) }
-            }
+            LedgerError::Token { item, position, .. } => LedgerError::Token {
+                item,
+                position,
+                value: tokens.original(position),
+            },
             other => other,
         });
         converted(py, result)
@@ -352,11 +390,25 @@ impl PyLedger {
         let (records, required) = (out.unsigned_mut(), ledger.pending_moves().len());
         let len = records.len() / 4;
         if required > len {
-            let error = LedgerError::BufferTooSmall { argument: "out", len, required };
+            let error = LedgerError::BufferTooSmall {
+                argument: "out",
+                len,
+                required,
+            };
             return Err(ledger_error(py, &error));
         }
-        for (record, copy) in records.as_chunks_mut::<4>().0.iter_mut().zip(ledger.take_moves()) {
-            *record = [copy.class, copy.source.get(), copy.destination.get(), copy.tokens];
+        for (record, copy) in records
+            .as_chunks_mut::<4>()
+            .0
+            .iter_mut()
+            .zip(ledger.take_moves())
+        {
+            *record = [
+                copy.class,
+                copy.source.get(),
+                copy.destination.get(),
+                copy.tokens,
+            ];
         }
         Ok(required)
     }
@@ -371,7 +423,11 @@ impl PyLedger {
         let handle = Input::<i64>::new(handle, "handle", 1)?;
         let mut dst = Output::<i32>::new(dst, "dst", 3)?;
         let mut used = Output::<i32>::new(used, "used", 2)?;
-        disjoint(py, &[dst.region("dst"), used.region("used")], &[handle.region("handle")])?;
+        disjoint(
+            py,
+            &[dst.region("dst"), used.region("used")],
+            &[handle.region("handle")],
+        )?;
         let ledger = self.lock(py)?;
         let (classes, n) = (ledger.num_classes(), handle.slice().len());
         let width = dst.shape()[2];
@@ -383,8 +439,12 @@ impl PyLedger {
                 return Err(misuse(py, "shape", &message));
             }
         }
-        let result =
-            ledger.table(handle.slice(), width, dst.unsigned_mut(), used.unsigned_mut());
+        let result = ledger.table(
+            handle.slice(),
+            width,
+            dst.unsigned_mut(),
+            used.unsigned_mut(),
+        );
         converted(py, result)
     }
 

@@ -65,7 +65,11 @@ pub fn dump<'py>(py: Python<'py>, dump: &Dump) -> Dict<'py> {
         classes.append(item)?;
     }
     out.set_item("classes", classes)?;
-    let nodes = dump.nodes.iter().map(|dump| node(py, dump)).collect::<PyResult<Vec<_>>>()?;
+    let nodes = dump
+        .nodes
+        .iter()
+        .map(|dump| node(py, dump))
+        .collect::<PyResult<Vec<_>>>()?;
     out.set_item("nodes", nodes)?;
     let sequences = PyDict::new(py);
     for dump in &dump.sequences {

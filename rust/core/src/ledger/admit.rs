@@ -89,8 +89,11 @@ impl Ledger {
             };
             match self.admit_one(step, &item, match_) {
                 Ok((row, tokens)) => {
-                    handle[at] = Handle { generation: self.sequences[row.at()].generation, row }
-                        .to_i64();
+                    handle[at] = Handle {
+                        generation: self.sequences[row.at()].generation,
+                        row,
+                    }
+                    .to_i64();
                     hit[at] = i32::try_from(tokens).expect("a hit is below max_seq_len");
                     admitted += 1;
                 }
@@ -129,7 +132,11 @@ impl Ledger {
             check_range("first", item, batch.first[item].into(), 1, i32::MAX.into())?;
             check_range("max_total", item, batch.max_total[item], len, max_seq_len)?;
             if let Some(draft_from) = batch.draft_from {
-                let max = if self.config.has_draft { i32::MAX.into() } else { -1 };
+                let max = if self.config.has_draft {
+                    i32::MAX.into()
+                } else {
+                    -1
+                };
                 check_range("draft_from", item, draft_from[item].into(), -1, max)?;
             }
             check_tokens(item, prompt)?;
@@ -144,7 +151,9 @@ impl Ledger {
             scope: batch.scope[at],
             first: u32::try_from(batch.first[at]).expect(unsigned),
             max_total: u32::try_from(batch.max_total[at]).expect(unsigned),
-            draft_from: batch.draft_from.map_or(if self.config.has_draft { 0 } else { -1 }, |all| all[at]),
+            draft_from: batch
+                .draft_from
+                .map_or(if self.config.has_draft { 0 } else { -1 }, |all| all[at]),
         }
     }
 
@@ -155,31 +164,54 @@ impl Ledger {
             return None;
         }
         let tokens: u64 = batch.prompts.iter().map(|prompt| prompt.len() as u64).sum();
-        let per_item = u64::from(self.config.extra_tokens.div_ceil(self.config.tokens_per_block)) + 2;
+        let per_item = u64::from(
+            self.config
+                .extra_tokens
+                .div_ceil(self.config.tokens_per_block),
+        ) + 2;
         let most = tokens / u64::from(self.config.tokens_per_block) + n as u64 * per_item;
-        if self.pools.iter().all(|pool| most <= u64::from(pool.free_count())) {
+        if self
+            .pools
+            .iter()
+            .all(|pool| most <= u64::from(pool.free_count()))
+        {
             return None;
         }
-        let found: Vec<Found> = (0..n).map(|at| self.match_item(&self.item(batch, at))).collect();
+        let found: Vec<Found> = (0..n)
+            .map(|at| self.match_item(&self.item(batch, at)))
+            .collect();
         for (at, &match_) in found.iter().enumerate() {
             let item = self.item(batch, at);
             let demand = self.demand(&item, match_.usable);
-            self.tree.claim(match_, demand.shared + u32::from(demand.source));
+            self.tree
+                .claim(match_, demand.shared + u32::from(demand.source));
         }
         Some(found)
     }
 
     fn match_item(&self, item: &Item<'_>) -> Found {
         if !self.config.reuse || item.scope < 0 {
-            return Found { usable: 0, tail: NodeId::NONE };
+            return Found {
+                usable: 0,
+                tail: NodeId::NONE,
+            };
         }
-        self.tree.find(&self.blocks, item.scope, item.prompt, self.draft_need(item.draft_from))
+        self.tree.find(
+            &self.blocks,
+            item.scope,
+            item.prompt,
+            self.draft_need(item.draft_from),
+        )
     }
 
     /// What a sequence needs of the draft-valid flag of blocks: without a draft in the ledger all
     /// blocks have it.
     pub(crate) fn draft_need(&self, draft_from: i32) -> Option<u32> {
-        if self.config.has_draft { u32::try_from(draft_from).ok() } else { Some(0) }
+        if self.config.has_draft {
+            u32::try_from(draft_from).ok()
+        } else {
+            Some(0)
+        }
     }
 
     fn demand(&self, item: &Item<'_>, usable: u32) -> Demand {
@@ -233,12 +265,18 @@ impl Ledger {
 
     fn has_room(&self, found: Found, demand: &Demand) -> bool {
         let protect =
-            self.tree.would_protect(found.tail, demand.shared, demand.source, &self.steps);
+            self.tree
+                .would_protect(found.tail, demand.shared, demand.source, &self.steps);
         self.fits(u64::from(demand.whole) + self.promised, protect)
     }
 
     fn admit_act(&mut self, step: u64, item: &Item<'_>, found: Found, demand: &Demand) -> Row {
-        let row = Row::new(self.free_rows.pop().expect("a row was checked to be free").0);
+        let row = Row::new(
+            self.free_rows
+                .pop()
+                .expect("a row was checked to be free")
+                .0,
+        );
         let promise = demand.whole - demand.need;
         let seq = &mut self.sequences[row.at()];
         seq.generation += 1;
@@ -324,7 +362,8 @@ impl Ledger {
                 if classes == 1 {
                     out.copy_from_slice(from);
                 } else {
-                    for (out, page) in out.iter_mut().zip(from.iter().skip(class).step_by(classes)) {
+                    for (out, page) in out.iter_mut().zip(from.iter().skip(class).step_by(classes))
+                    {
                         *out = *page;
                     }
                 }
@@ -374,5 +413,9 @@ pub(crate) fn check_tokens(item: usize, tokens: &[Token]) -> Result<(), LedgerEr
         .position(|&token| token >= TOKEN_LIMIT)
         .expect("some token has the highest bit");
     let value = i64::from(tokens[position].cast_signed());
-    Err(LedgerError::Token { item, position, value })
+    Err(LedgerError::Token {
+        item,
+        position,
+        value,
+    })
 }

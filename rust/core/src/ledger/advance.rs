@@ -42,11 +42,16 @@ impl Ledger {
             self.check_advance(item, step, batch)?;
         }
         for item in 0..n {
-            let row = Handle::from_i64(batch.handle[item]).expect("checked above").row;
+            let row = Handle::from_i64(batch.handle[item])
+                .expect("checked above")
+                .row;
             let given = batch.count[item].cast_unsigned() as usize;
             let tokens = &batch.tokens[item * batch.columns..][..given];
             let valid = batch.valid.map(|valid| {
-                [valid[2 * item].cast_unsigned(), valid[2 * item + 1].cast_unsigned()]
+                [
+                    valid[2 * item].cast_unsigned(),
+                    valid[2 * item + 1].cast_unsigned(),
+                ]
             });
             self.advance_one(row, tokens, valid);
         }
@@ -64,15 +69,28 @@ impl Ledger {
         let seq = &self.sequences[row.at()];
         let (recorded, width) = seq.widths.first().copied().unwrap_or((0, 0));
         if recorded != step {
-            return Err(LedgerError::StepNotGrown { item, step, recorded });
+            return Err(LedgerError::StepNotGrown {
+                item,
+                step,
+                recorded,
+            });
         }
         let count = i64::from(batch.count[item]);
         let columns = i64::try_from(batch.columns).unwrap_or(i64::MAX);
         check_range("count", item, count, 0, columns)?;
-        let (known, end) = (i64::from(seq.known), i64::from(seq.reach()) + i64::from(width));
+        let (known, end) = (
+            i64::from(seq.known),
+            i64::from(seq.reach()) + i64::from(width),
+        );
         if count > 0 {
             if known > end {
-                return Err(LedgerError::AppendInsideKnown { item, count, step, end, known });
+                return Err(LedgerError::AppendInsideKnown {
+                    item,
+                    count,
+                    step,
+                    end,
+                    known,
+                });
             }
             let most = (end + 1 - known).min(i64::from(seq.max_total) - known);
             check_range("count", item, count, 0, most)?;

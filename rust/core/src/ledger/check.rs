@@ -93,14 +93,30 @@ impl Ledger {
     #[must_use]
     pub fn dump(&self) -> Dump {
         Dump {
-            free: self.pools.iter().map(|pool| numbers(pool.free_list())).collect(),
+            free: self
+                .pools
+                .iter()
+                .map(|pool| numbers(pool.free_list()))
+                .collect(),
             fenced: self
                 .pools
                 .iter()
-                .map(|pool| pool.fenced().map(|(stamp, page)| (page.get(), stamp)).collect())
+                .map(|pool| {
+                    pool.fenced()
+                        .map(|(stamp, page)| (page.get(), stamp))
+                        .collect()
+                })
                 .collect(),
-            nodes: self.tree.walk().into_iter().map(|id| self.dump_node(id)).collect(),
-            sequences: self.open_rows().map(|row| self.dump_sequence(row)).collect(),
+            nodes: self
+                .tree
+                .walk()
+                .into_iter()
+                .map(|id| self.dump_node(id))
+                .collect(),
+            sequences: self
+                .open_rows()
+                .map(|row| self.dump_sequence(row))
+                .collect(),
         }
     }
 
@@ -114,7 +130,9 @@ impl Ledger {
     }
 
     fn open_rows(&self) -> impl Iterator<Item = Row> + '_ {
-        (0..self.config.max_sequences).map(Row::new).filter(|row| self.sequences[row.at()].open)
+        (0..self.config.max_sequences)
+            .map(Row::new)
+            .filter(|row| self.sequences[row.at()].open)
     }
 
     fn dump_node(&self, id: NodeId) -> NodeDump {
@@ -122,7 +140,10 @@ impl Ledger {
         let node = self.tree.node(id);
         let tokens = node.blocks().iter().map(|&block| {
             let tokens = self.blocks.tokens(block);
-            tokens[..node.partial.map_or(tokens.len(), |partial| partial.tokens as usize)].to_vec()
+            tokens[..node
+                .partial
+                .map_or(tokens.len(), |partial| partial.tokens as usize)]
+                .to_vec()
         });
         NodeDump {
             id: id.get(),
@@ -139,7 +160,12 @@ impl Ledger {
             stamp: node.stamp,
             pages: (0..classes)
                 .map(|class| {
-                    node.pages(classes).iter().skip(class).step_by(classes).map(|p| p.get()).collect()
+                    node.pages(classes)
+                        .iter()
+                        .skip(class)
+                        .step_by(classes)
+                        .map(|p| p.get())
+                        .collect()
                 })
                 .collect(),
         }
@@ -150,7 +176,11 @@ impl Ledger {
         let seq = &self.sequences[row.at()];
         let blocks = self.row_blocks(row);
         SequenceDump {
-            handle: Handle { generation: seq.generation, row }.to_i64(),
+            handle: Handle {
+                generation: seq.generation,
+                row,
+            }
+            .to_i64(),
             scope: seq.scope,
             draft_from: seq.draft_from,
             max_total: seq.max_total,
@@ -179,15 +209,40 @@ impl Ledger {
         // The dump's derived form is one record of named, typed, length-delimited fields.
         hasher.update(format!("{:?}", self.dump()).as_bytes());
         let rest = (
-            (self.steps.newest(), self.steps.open(), self.steps.now().to_bits(), self.tree.tick),
-            (self.blocks.free_list(), self.tree.nodes.free_list(), &self.copies, &self.moves),
-            self.sequences.iter().map(|seq| (seq.generation, seq.pending())).collect::<Vec<_>>(),
+            (
+                self.steps.newest(),
+                self.steps.open(),
+                self.steps.now().to_bits(),
+                self.tree.tick,
+            ),
+            (
+                self.blocks.free_list(),
+                self.tree.nodes.free_list(),
+                &self.copies,
+                &self.moves,
+            ),
+            self.sequences
+                .iter()
+                .map(|seq| (seq.generation, seq.pending()))
+                .collect::<Vec<_>>(),
             self.open_rows()
                 .map(|row| self.sequences[row.at()].blocks.as_slice())
-                .map(|blocks| blocks.iter().map(|&id| self.blocks.tokens(id)).collect::<Vec<_>>())
+                .map(|blocks| {
+                    blocks
+                        .iter()
+                        .map(|&id| self.blocks.tokens(id))
+                        .collect::<Vec<_>>()
+                })
                 .collect::<Vec<_>>(),
-            self.tables.iter().map(|row| (row.shown(), row.dirty())).collect::<Vec<_>>(),
-            (self.promised, self.tree.evictable(), self.tree.waiting_total()),
+            self.tables
+                .iter()
+                .map(|row| (row.shown(), row.dirty()))
+                .collect::<Vec<_>>(),
+            (
+                self.promised,
+                self.tree.evictable(),
+                self.tree.waiting_total(),
+            ),
         );
         hasher.update(format!("{rest:?}").as_bytes());
         *hasher.finalize().as_bytes()
@@ -215,10 +270,16 @@ impl Ledger {
                     panic!("page {page} of class {class} is owned by {other} and {who}");
                 }
             };
-            dump.free[class].iter().for_each(|&page| own(page, "free".into()));
-            dump.fenced[class].iter().for_each(|&(page, _)| own(page, "fenced".into()));
+            dump.free[class]
+                .iter()
+                .for_each(|&page| own(page, "free".into()));
+            dump.fenced[class]
+                .iter()
+                .for_each(|&(page, _)| own(page, "fenced".into()));
             for node in &dump.nodes {
-                node.pages[class].iter().for_each(|&page| own(page, format!("node {}", node.id)));
+                node.pages[class]
+                    .iter()
+                    .for_each(|&page| own(page, format!("node {}", node.id)));
             }
             for seq in &dump.sequences {
                 let shared = (seq.committed / self.config.tokens_per_block) as usize;
@@ -226,13 +287,20 @@ impl Ledger {
                     .iter()
                     .for_each(|&page| own(page, format!("sequence {}", seq.handle)));
             }
-            assert_eq!(owner.len() + 1, pool.num_pages() as usize, "pages of class {class}");
+            assert_eq!(
+                owner.len() + 1,
+                pool.num_pages() as usize,
+                "pages of class {class}"
+            );
             let stats = self.stats().classes[class];
             let sum = stats.free + stats.fenced + stats.live + stats.cached + stats.reserved;
             assert_eq!(sum, stats.total);
             let stamps: Vec<u64> = pool.fenced().map(|(stamp, _)| stamp).collect();
             assert!(stamps.is_sorted(), "fenced pages are ordered by stamp");
-            assert!(stamps.iter().all(|&stamp| !self.steps.passed(stamp)), "a passed fence holds pages");
+            assert!(
+                stamps.iter().all(|&stamp| !self.steps.passed(stamp)),
+                "a passed fence holds pages"
+            );
         }
     }
 
@@ -246,12 +314,19 @@ impl Ledger {
         }
         records.sort_unstable();
         let all: Vec<BlockId> = (0..self.blocks.records()).map(BlockId::new).collect();
-        assert_eq!(records, all, "every record is free, cached or of one sequence");
+        assert_eq!(
+            records, all,
+            "every record is free, cached or of one sequence"
+        );
     }
 
     fn check_tree(&self) {
         let nodes = self.tree.walk();
-        assert_eq!(nodes.len(), self.tree.nodes.len(), "nodes in the slab are in the tree");
+        assert_eq!(
+            nodes.len(),
+            self.tree.nodes.len(),
+            "nodes in the slab are in the tree"
+        );
         let mut pins: BTreeMap<NodeId, u32> = BTreeMap::new();
         for row in self.open_rows().filter(|&row| self.keeps_tokens(row)) {
             *pins.entry(self.sequences[row.at()].node).or_default() += 1;
@@ -262,14 +337,27 @@ impl Ledger {
         let (mut cached, mut passed, mut waiting) = (0, 0, 0);
         for &id in &nodes {
             let node = self.tree.node(id);
-            assert_eq!(node.pins, pins.get(&id).copied().unwrap_or(0), "pins of {id:?}");
+            assert_eq!(
+                node.pins,
+                pins.get(&id).copied().unwrap_or(0),
+                "pins of {id:?}"
+            );
             let children: Vec<NodeId> = node.children.iter().collect();
-            let active = children.iter().filter(|&&child| self.tree.node(child).is_active()).count();
-            assert_eq!(node.active_children as usize, active, "active children of {id:?}");
+            let active = children
+                .iter()
+                .filter(|&&child| self.tree.node(child).is_active())
+                .count();
+            assert_eq!(
+                node.active_children as usize, active,
+                "active children of {id:?}"
+            );
             assert_eq!(node.claimed, 0, "claims end with the call");
             cached += node.len();
             if node.is_root() {
-                assert!(node.is_active() || !children.is_empty(), "an empty root is dropped");
+                assert!(
+                    node.is_active() || !children.is_empty(),
+                    "an empty root is dropped"
+                );
             } else {
                 assert!(node.len() > 0, "{id:?} is empty");
                 self.check_run(id, &children);
@@ -287,9 +375,12 @@ impl Ledger {
         assert_eq!(passed, self.tree.evictable());
         assert_eq!(waiting, self.tree.waiting_total());
         let leaves: Vec<(u64, NodeId)> = {
-            let idle = nodes.iter().map(|&id| (id, self.tree.node(id))).filter(|(_, node)| {
-                !node.is_root() && !node.is_active() && node.children.is_empty()
-            });
+            let idle = nodes
+                .iter()
+                .map(|&id| (id, self.tree.node(id)))
+                .filter(|(_, node)| {
+                    !node.is_root() && !node.is_active() && node.children.is_empty()
+                });
             let mut leaves: Vec<_> = idle.map(|(id, node)| (node.last_use, id)).collect();
             leaves.sort_unstable();
             leaves
@@ -301,11 +392,18 @@ impl Ledger {
         let node = self.tree.node(id);
         match node.partial {
             Some(partial) => {
-                assert!(children.is_empty() && node.len() == 1, "a partial block is a leaf");
+                assert!(
+                    children.is_empty() && node.len() == 1,
+                    "a partial block is a leaf"
+                );
                 assert!(partial.covered > 0 && partial.covered <= partial.tokens);
                 assert!(partial.tokens <= self.config.tokens_per_block);
             }
-            None => assert_eq!(node.tip.len(), self.tree.lookahead, "a full block knows its lookahead"),
+            None => assert_eq!(
+                node.tip.len(),
+                self.tree.lookahead,
+                "a full block knows its lookahead"
+            ),
         }
         let parent = self.tree.node(node.parent);
         assert_eq!(node.start, parent.end());
@@ -318,9 +416,9 @@ impl Ledger {
         let tip = &self.tree.node(id).tip;
         for &child in children {
             let node = self.tree.node(child);
-            let same = self.tree.common_text(&self.blocks, node, tip, usize::MAX);
+            let same = node.common_text(&self.blocks, tip, usize::MAX);
             assert!(
-                same == tip.len() || same == self.tree.text_len(&self.blocks, node),
+                same == tip.len() || same == node.text_len(&self.blocks),
                 "{child:?} does not begin with the tip of its parent"
             );
         }
@@ -342,14 +440,23 @@ impl Ledger {
         let mut promised = 0;
         for seq in &dump.sequences {
             promised += u64::from(seq.promise);
-            assert!(seq.committed <= seq.history && seq.history <= seq.known, "{seq:?}");
-            assert!(seq.history <= seq.reach && seq.reach <= seq.capacity, "{seq:?}");
+            assert!(
+                seq.committed <= seq.history && seq.history <= seq.known,
+                "{seq:?}"
+            );
+            assert!(
+                seq.history <= seq.reach && seq.reach <= seq.capacity,
+                "{seq:?}"
+            );
             let row = Handle::from_i64(seq.handle).expect("a handle").row;
             if !self.keeps_tokens(row) {
                 continue;
             }
             let inner = &self.sequences[row.at()];
-            assert_eq!(inner.blocks.len() + inner.published as usize, seq.blocks as usize);
+            assert_eq!(
+                inner.blocks.len() + inner.published as usize,
+                seq.blocks as usize
+            );
             assert_eq!(self.tree.node(inner.node).end(), inner.published);
             for (class, pages) in seq.pages.iter().enumerate() {
                 for id in self.tree.upwards(inner.node) {
@@ -358,14 +465,23 @@ impl Ledger {
                     assert_eq!(run, node.pages[class], "shared pages of {seq:?}");
                 }
             }
-            let room = (seq.blocks as usize * self.blocks.tokens_per_block()).min(seq.known as usize);
-            assert_eq!(inner.pending().len(), seq.known as usize - room, "tokens without a block");
+            let room =
+                (seq.blocks as usize * self.blocks.tokens_per_block()).min(seq.known as usize);
+            assert_eq!(
+                inner.pending().len(),
+                seq.known as usize - room,
+                "tokens without a block"
+            );
         }
         assert_eq!(promised, self.promised);
         for row in self.open_rows() {
             assert_eq!(
                 self.sequences[row.at()].outstanding,
-                self.sequences[row.at()].widths.iter().map(|&(_, width)| width).sum::<u32>()
+                self.sequences[row.at()]
+                    .widths
+                    .iter()
+                    .map(|&(_, width)| width)
+                    .sum::<u32>()
             );
         }
     }

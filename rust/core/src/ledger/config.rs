@@ -4,6 +4,10 @@ use crate::error::LedgerError;
 
 /// Sizes and rules of a ledger; all of them come from one plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches of one plan"
+)]
 pub struct LedgerConfig {
     /// Tokens per block.
     pub tokens_per_block: u32,
@@ -37,7 +41,9 @@ impl LedgerConfig {
     /// rounded up to a multiple of four entries (16 bytes), as kernels read rows.
     #[must_use]
     pub fn row_width(&self) -> u32 {
-        self.row_tokens().div_ceil(self.tokens_per_block).next_multiple_of(4)
+        self.row_tokens()
+            .div_ceil(self.tokens_per_block)
+            .next_multiple_of(4)
     }
 
     /// The largest capacity of a sequence, in tokens.
@@ -51,10 +57,19 @@ impl LedgerConfig {
             if (min..=LIMIT).contains(&value) {
                 Ok(())
             } else {
-                Err(LedgerError::Config { argument, value: value.into(), supported })
+                Err(LedgerError::Config {
+                    argument,
+                    value: value.into(),
+                    supported,
+                })
             }
         };
-        check("tokens_per_block", self.tokens_per_block, 1, "in 1..=2147483647")?;
+        check(
+            "tokens_per_block",
+            self.tokens_per_block,
+            1,
+            "in 1..=2147483647",
+        )?;
         check("max_sequences", self.max_sequences, 1, "in 1..=2147483647")?;
         check("max_seq_len", self.max_seq_len, 1, "in 1..=2147483647")?;
         if self.num_pages.is_empty() {
@@ -65,7 +80,12 @@ impl LedgerConfig {
             });
         }
         for &pages in &self.num_pages {
-            check("num_pages", pages, 2, "in 2..=2147483647: page 0 is reserved")?;
+            check(
+                "num_pages",
+                pages,
+                2,
+                "in 2..=2147483647: page 0 is reserved",
+            )?;
         }
         let row_tokens = u64::from(self.max_seq_len)
             + u64::from(self.extra_tokens)

@@ -54,7 +54,11 @@ impl Ledger {
         if let Some(&(recorded, _)) = seq.widths.last()
             && recorded >= step
         {
-            return Err(LedgerError::StepAlreadyGrown { item, step, recorded });
+            return Err(LedgerError::StepAlreadyGrown {
+                item,
+                step,
+                recorded,
+            });
         }
         let taken = seq.reach() + seq.outstanding + self.config.extra_tokens;
         let max = i64::from(self.config.row_tokens()) - i64::from(taken);

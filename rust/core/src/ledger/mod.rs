@@ -25,9 +25,7 @@ mod release;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-pub use admit::{
-    AdmitBatch, REFUSED_FOREVER, REFUSED_NO_ROW, REFUSED_NOT_TRIED, REFUSED_NOW,
-};
+pub use admit::{AdmitBatch, REFUSED_FOREVER, REFUSED_NO_ROW, REFUSED_NOT_TRIED, REFUSED_NOW};
 pub use advance::AdvanceBatch;
 pub use check::{Dump, NodeDump, SequenceDump};
 pub use config::LedgerConfig;
@@ -79,15 +77,25 @@ impl Ledger {
         let classes = config.num_pages.len();
         let smallest = config.num_pages.iter().copied().min().unwrap_or(0);
         // Every block has a page in every class, so there are never more blocks than the fewest pages.
-        let records = if config.reuse { smallest.saturating_sub(1) } else { 0 };
+        let records = if config.reuse {
+            smallest.saturating_sub(1)
+        } else {
+            0
+        };
         let rows = config.max_sequences;
         Ok(Self {
-            pools: config.num_pages.iter().map(|&pages| Pool::new(pages)).collect(),
+            pools: config
+                .num_pages
+                .iter()
+                .map(|&pages| Pool::new(pages))
+                .collect(),
             blocks: Blocks::new(config.tokens_per_block, records),
             tree: Tree::new(classes, config.lookahead),
             steps: Steps::new(config.same_stream),
             sequences: (0..rows).map(|_| Sequence::closed()).collect(),
-            tables: (0..rows as usize * classes).map(|_| TableRow::default()).collect(),
+            tables: (0..rows as usize * classes)
+                .map(|_| TableRow::default())
+                .collect(),
             free_rows: (0..rows).map(Reverse).collect(),
             dirty_rows: Vec::new(),
             copies: Vec::new(),
@@ -130,7 +138,10 @@ impl Ledger {
         self.steps.check_open(step)?;
         let waiting = self.moves.iter().filter(|copy| copy.step == step).count();
         if waiting > 0 {
-            return Err(LedgerError::MovesNotTaken { step, moves: waiting });
+            return Err(LedgerError::MovesNotTaken {
+                step,
+                moves: waiting,
+            });
         }
         self.steps.complete(step)?;
         for pool in &mut self.pools {
@@ -158,15 +169,21 @@ impl Ledger {
     pub fn reset_reuse_state(&mut self) -> Result<(), LedgerError> {
         let open = self.open_sequences();
         if open > 0 {
-            return Err(LedgerError::SequencesOpen { call: "reset_reuse_state", open: open as usize });
+            return Err(LedgerError::SequencesOpen {
+                call: "reset_reuse_state",
+                open: open as usize,
+            });
         }
         let classes = self.num_classes();
         let nodes = self.tree.walk();
         // Blocks whose fence has passed first, so that fenced pages keep the order of their stamps.
         for id in nodes {
             let node = self.tree.node(id);
-            let stamp =
-                if self.steps.passed(node.stamp) && !node.is_active() { 0 } else { self.steps.stamp() };
+            let stamp = if self.steps.passed(node.stamp) && !node.is_active() {
+                0
+            } else {
+                self.steps.stamp()
+            };
             for (at, &block) in node.blocks().iter().enumerate() {
                 self.blocks.give_back(std::iter::once(block));
                 for (class, pool) in self.pools.iter_mut().enumerate() {
@@ -193,13 +210,19 @@ impl Ledger {
     #[inline]
     fn fits(&self, need: u64, protect: u32) -> bool {
         let evictable = u64::from(self.tree.evictable() - protect);
-        self.pools.iter().all(|pool| need <= u64::from(pool.free_count()) + evictable)
+        self.pools
+            .iter()
+            .all(|pool| need <= u64::from(pool.free_count()) + evictable)
     }
 
     /// Takes `need` blocks for a row, evicting what is missing. The caller has checked that they fit.
     fn take(&mut self, row: Row, need: u32) {
-        let missing =
-            self.pools.iter().map(|pool| need.saturating_sub(pool.free_count())).max().unwrap_or(0);
+        let missing = self
+            .pools
+            .iter()
+            .map(|pool| need.saturating_sub(pool.free_count()))
+            .max()
+            .unwrap_or(0);
         if missing > 0 {
             self.tree.evict(missing, &mut self.blocks, &mut self.pools);
             self.counters.evicted_blocks += u64::from(missing);
@@ -247,8 +270,12 @@ impl Ledger {
     #[inline]
     fn check_handle(&mut self, item: usize, handle: i64) -> Result<Row, LedgerError> {
         let stale = LedgerError::StaleHandle { item, handle };
-        let Some(parts) = Handle::from_i64(handle) else { return Err(stale) };
-        let Some(seq) = self.sequences.get_mut(parts.row.at()) else { return Err(stale) };
+        let Some(parts) = Handle::from_i64(handle) else {
+            return Err(stale);
+        };
+        let Some(seq) = self.sequences.get_mut(parts.row.at()) else {
+            return Err(stale);
+        };
         if !seq.open || seq.generation != parts.generation {
             return Err(stale);
         }
@@ -283,7 +310,11 @@ fn check_len(argument: &'static str, len: usize, expected: usize) -> Result<(), 
     if len == expected {
         Ok(())
     } else {
-        Err(LedgerError::LengthMismatch { argument, len, expected })
+        Err(LedgerError::LengthMismatch {
+            argument,
+            len,
+            expected,
+        })
     }
 }
 
@@ -298,6 +329,12 @@ fn check_range(
     if (min..=max).contains(&value) {
         Ok(())
     } else {
-        Err(LedgerError::OutOfRange { argument, item, value, min, max })
+        Err(LedgerError::OutOfRange {
+            argument,
+            item,
+            value,
+            min,
+            max,
+        })
     }
 }

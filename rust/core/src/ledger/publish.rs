@@ -34,7 +34,11 @@ impl Ledger {
             return (from, false, end);
         };
         let first_valid = draft_from.div_ceil(self.config.tokens_per_block);
-        if from >= first_valid { (from, true, end) } else { (from, false, end.min(first_valid)) }
+        if from >= first_valid {
+            (from, true, end)
+        } else {
+            (from, false, end.min(first_valid))
+        }
     }
 
     /// A child of the sequence's node that is equal to its block `from`.
@@ -73,10 +77,16 @@ impl Ledger {
         let size = self.blocks.tokens_per_block();
         let classes = self.pools.len();
         let from = self.sequences[row.at()].published;
-        let text = self.text(row, from, (end - from) as usize * size + self.tree.lookahead);
+        let text = self.text(
+            row,
+            from,
+            (end - from) as usize * size + self.tree.lookahead,
+        );
         let node = self.tree.node(child);
-        let same = self.tree.common_text(&self.blocks, node, &text, usize::MAX);
-        let blocks = crate::ids::count((same - self.tree.lookahead) / size).min(node.len()).min(end - from);
+        let same = node.common_text(&self.blocks, &text, usize::MAX);
+        let blocks = crate::ids::count((same - self.tree.lookahead) / size)
+            .min(node.len())
+            .min(end - from);
         let to = self.split_after(child, from + blocks);
         let stamp = self.steps.stamp();
         let stretch = from as usize..(from + blocks) as usize;
@@ -84,7 +94,10 @@ impl Ledger {
             let row_pages = &mut self.tables[row.at() * classes + class].pages[stretch.clone()];
             pool.give_back(row_pages.iter().copied(), stamp, &self.steps);
             let shared = self.tree.node(to).pages(classes);
-            for (mine, theirs) in row_pages.iter_mut().zip(shared.iter().skip(class).step_by(classes)) {
+            for (mine, theirs) in row_pages
+                .iter_mut()
+                .zip(shared.iter().skip(class).step_by(classes))
+            {
                 *mine = *theirs;
             }
         }
@@ -103,7 +116,10 @@ impl Ledger {
         let from = self.sequences[row.at()].published;
         let lookahead = self.tree.lookahead;
         let tip = self.text_after(row, end, lookahead);
-        if !self.tree.can_append(self.sequences[row.at()].node, draft_valid) {
+        if !self
+            .tree
+            .can_append(self.sequences[row.at()].node, draft_valid)
+        {
             self.drop_shorter(row, draft_valid);
         }
         self.insert(row, end - from, &tip, draft_valid, None);
@@ -111,7 +127,11 @@ impl Ledger {
 
     /// Up to `len` known tokens after private block `end - 1`.
     fn text_after(&self, row: Row, end: u32, len: usize) -> Key {
-        if len == 0 { Key::new() } else { self.text(row, end, len) }
+        if len == 0 {
+            Key::new()
+        } else {
+            self.text(row, end, len)
+        }
     }
 
     /// Drops the partial blocks beside the next private block that it makes useless.
@@ -174,7 +194,9 @@ impl Ledger {
         let size = self.config.tokens_per_block;
         let seq = &self.sequences[row.at()];
         let start = seq.published * size;
-        let end = seq.history().min(seq.known.saturating_sub(self.config.lookahead));
+        let end = seq
+            .history()
+            .min(seq.known.saturating_sub(self.config.lookahead));
         if end <= start {
             return;
         }
@@ -183,11 +205,17 @@ impl Ledger {
         let text = self.text(row, seq.published, limit as usize);
         let tokens = text.len().min(size as usize);
         let (_, draft_valid, _) = self.stretch(row, seq.published + 1);
-        if self.tree.covers(&self.blocks, seq.node, draft_valid, &text, covered) {
+        if self
+            .tree
+            .covers(&self.blocks, seq.node, draft_valid, &text, covered)
+        {
             return;
         }
         self.drop_shorter(row, draft_valid);
-        let partial = Partial { tokens: crate::ids::count(tokens), covered };
+        let partial = Partial {
+            tokens: crate::ids::count(tokens),
+            covered,
+        };
         self.insert(row, 1, &text[tokens..], draft_valid, Some(partial));
     }
 }

@@ -41,8 +41,14 @@ impl Ledger {
         if !self.config.reuse || scope < 0 {
             return Ok(0);
         }
-        let found = self.tree.find(&self.blocks, scope, tokens, self.draft_need(draft_from));
-        let partial = if self.config.partial_reuse { 0 } else { found.usable % self.config.tokens_per_block };
+        let found = self
+            .tree
+            .find(&self.blocks, scope, tokens, self.draft_need(draft_from));
+        let partial = if self.config.partial_reuse {
+            0
+        } else {
+            found.usable % self.config.tokens_per_block
+        };
         Ok(found.usable - partial)
     }
 
@@ -87,7 +93,8 @@ impl Ledger {
         for class in 0..classes {
             let rows = &mut out[class * n * width..][..n * width];
             let used = &mut used[class * n..][..n];
-            for ((&handle, out), used) in handle.iter().zip(rows.chunks_exact_mut(width)).zip(used) {
+            for ((&handle, out), used) in handle.iter().zip(rows.chunks_exact_mut(width)).zip(used)
+            {
                 let row = Handle::from_i64(handle).expect("checked above").row;
                 let pages = &self.tables[row.at() * classes + class].pages;
                 let (owned, rest) = out.split_at_mut(pages.len());
@@ -125,7 +132,10 @@ impl Ledger {
         self.dirty_rows.sort_unstable();
         let mut written = 0;
         for row in &self.dirty_rows {
-            for (class, table) in self.tables[row.at() * classes..][..classes].iter().enumerate() {
+            for (class, table) in self.tables[row.at() * classes..][..classes]
+                .iter()
+                .enumerate()
+            {
                 table.changes(|column, page| {
                     if let Some(record) = out.get_mut(written) {
                         *record = [row.get(), crate::ids::count(class), column, page.get()];
@@ -136,7 +146,11 @@ impl Ledger {
         }
         if written > out.len() {
             let required = written;
-            return Err(LedgerError::BufferTooSmall { argument: "out", len: out.len(), required });
+            return Err(LedgerError::BufferTooSmall {
+                argument: "out",
+                len: out.len(),
+                required,
+            });
         }
         for row in self.dirty_rows.drain(..) {
             for table in &mut self.tables[row.at() * classes..][..classes] {

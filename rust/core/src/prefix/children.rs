@@ -16,6 +16,10 @@ pub(crate) enum Children {
     None,
     One(NodeId),
     /// Two or more, in chunks that are never empty.
+    #[expect(
+        clippy::box_collection,
+        reason = "keeps every other node 16 bytes smaller"
+    )]
     Many(Box<Vec<Vec<NodeId>>>),
 }
 
@@ -41,9 +45,8 @@ impl Children {
 
     fn chunk(&self, chunk: usize) -> &[NodeId] {
         match self {
-            Self::None => &[],
             Self::One(child) if chunk == 0 => std::slice::from_ref(child),
-            Self::One(_) => &[],
+            Self::None | Self::One(_) => &[],
             Self::Many(chunks) => chunks.get(chunk).map_or(&[], Vec::as_slice),
         }
     }
@@ -57,7 +60,10 @@ impl Children {
                 // Past the end is a place after the last child of the last chunk.
                 .min(chunks.len() - 1),
         };
-        Place { chunk, index: self.chunk(chunk).partition_point(|&child| before(child)) }
+        Place {
+            chunk,
+            index: self.chunk(chunk).partition_point(|&child| before(child)),
+        }
     }
 
     /// The child at a place.
@@ -68,13 +74,20 @@ impl Children {
     /// The place after this one; past the last child `get` answers `None`.
     pub(crate) fn next(&self, place: Place) -> Place {
         if place.index + 1 < self.chunk(place.chunk).len() {
-            return Place { index: place.index + 1, ..place };
+            return Place {
+                index: place.index + 1,
+                ..place
+            };
         }
         match self {
-            Self::Many(chunks) if place.chunk + 1 < chunks.len() => {
-                Place { chunk: place.chunk + 1, index: 0 }
-            }
-            _ => Place { index: place.index + 1, ..place },
+            Self::Many(chunks) if place.chunk + 1 < chunks.len() => Place {
+                chunk: place.chunk + 1,
+                index: 0,
+            },
+            _ => Place {
+                index: place.index + 1,
+                ..place
+            },
         }
     }
 

@@ -89,7 +89,7 @@ impl Tree {
         let place = self.place_of(parent, id, blocks);
         let tip = {
             let node = self.node(id);
-            self.copy_text(blocks, node, at as usize * blocks.tokens_per_block(), lookahead)
+            node.copy_text(blocks, at as usize * blocks.tokens_per_block(), lookahead)
         };
         let node = self.node_mut(id);
         let mut upper = Node::new(node.scope, parent, node.start, node.draft_valid);
@@ -178,14 +178,16 @@ impl Tree {
         steps: &Steps,
     ) {
         for valid in [false, true] {
-            if valid > draft_valid {
+            if valid && !draft_valid {
                 break;
             }
             let mut len = text.len();
             while len > 0 {
                 let children = &self.node(parent).children;
                 let place = self.after(blocks, parent, valid, &text[..len]);
-                let Some(child) = children.before(place) else { break };
+                let Some(child) = children.before(place) else {
+                    break;
+                };
                 let node = self.node(child);
                 if node.draft_valid != valid {
                     break;
@@ -209,18 +211,12 @@ impl Tree {
     fn after(&self, blocks: &Blocks, parent: NodeId, draft_valid: bool, query: &[Token]) -> Place {
         self.node(parent).children.partition(|child| {
             let valid = self.node(child).draft_valid;
-            valid < draft_valid
+            (!valid & draft_valid)
                 || (valid == draft_valid && self.compare_key(blocks, child, query).is_le())
         })
     }
 
-    fn drop_partial(
-        &mut self,
-        id: NodeId,
-        blocks: &mut Blocks,
-        pools: &mut [Pool],
-        steps: &Steps,
-    ) {
+    fn drop_partial(&mut self, id: NodeId, blocks: &mut Blocks, pools: &mut [Pool], steps: &Steps) {
         let place = self.place_of(self.node(id).parent, id, blocks);
         let classes = self.classes;
         self.leave_inactive(id, steps);
@@ -247,23 +243,29 @@ impl Tree {
         text: &[Token],
         covered: u32,
     ) -> bool {
-        [true, false].into_iter().filter(|&valid| valid >= draft_valid).any(|valid| {
-            let children = &self.node(parent).children;
-            let mut place = self.lower_bound(blocks, parent, valid, text);
-            while let Some(child) = children.get(place) {
-                let node = self.node(child);
-                if node.draft_valid != valid
-                    || self.common_text(blocks, node, text, usize::MAX) < text.len()
-                {
-                    break;
+        [true, false]
+            .into_iter()
+            .filter(|&valid| valid >= draft_valid)
+            .any(|valid| {
+                let children = &self.node(parent).children;
+                let mut place = self.lower_bound(blocks, parent, valid, text);
+                while let Some(child) = children.get(place) {
+                    let node = self.node(child);
+                    if node.draft_valid != valid
+                        || node.common_text(blocks, text, usize::MAX) < text.len()
+                    {
+                        break;
+                    }
+                    if node
+                        .partial
+                        .is_none_or(|partial| partial.covered >= covered)
+                    {
+                        return true;
+                    }
+                    place = children.next(place);
                 }
-                if node.partial.is_none_or(|partial| partial.covered >= covered) {
-                    return true;
-                }
-                place = children.next(place);
-            }
-            false
-        })
+                false
+            })
     }
 }
 

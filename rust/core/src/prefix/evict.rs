@@ -60,13 +60,12 @@ impl Tree {
     pub(crate) fn evict(&mut self, needed: u32, blocks: &mut Blocks, pools: &mut [Pool]) {
         let mut left = needed;
         while left > 0 {
-            let (id, claimed) = match self.leaves.first() {
-                Some(&(_, id)) => (id, self.node(id).claimed),
-                None => {
-                    self.claims_broken = true;
-                    let &(_, id) = self.claimed_leaves.first().expect("enough was evictable");
-                    (id, 0)
-                }
+            let (id, claimed) = if let Some(&(_, id)) = self.leaves.first() {
+                (id, self.node(id).claimed)
+            } else {
+                self.claims_broken = true;
+                let &(_, id) = self.claimed_leaves.first().expect("enough was evictable");
+                (id, 0)
             };
             let taken = left.min(self.node(id).len() - claimed);
             self.evict_tail(id, taken, blocks, pools);
@@ -83,7 +82,7 @@ impl Tree {
         let key = (node.last_use, id);
         // What was evicted first is looked at before its record can be reused.
         let place = (kept == 0).then(|| self.place_of(node.parent, id, blocks));
-        let tip = self.copy_text(blocks, node, kept as usize * blocks.tokens_per_block(), lookahead);
+        let tip = node.copy_text(blocks, kept as usize * blocks.tokens_per_block(), lookahead);
         let node = self.node_mut(id);
         let mut gone: SmallVec<[BlockId; 64]> = SmallVec::new();
         for _ in 0..taken {

@@ -36,16 +36,23 @@ impl Tree {
         draft_from: Option<u32>,
     ) -> Found {
         let Some(&root) = self.roots.get(&scope) else {
-            return Found { usable: 0, tail: NodeId::NONE };
+            return Found {
+                usable: 0,
+                tail: NodeId::NONE,
+            };
         };
-        let mut best = Found { usable: 0, tail: root };
+        let mut best = Found {
+            usable: 0,
+            tail: root,
+        };
         let mut ahead = vec![Branch::Through(root)];
         while let Some(branch) = ahead.pop() {
             let (node, same) = match branch {
                 Branch::Into(node, same) => (node, same),
-                Branch::Through(node) => {
-                    (node, self.follow(blocks, node, tokens, draft_from, &mut ahead))
-                }
+                Branch::Through(node) => (
+                    node,
+                    self.follow(blocks, node, tokens, draft_from, &mut ahead),
+                ),
             };
             let usable = self.usable(blocks, node, same, draft_from);
             if usable > best.usable {
@@ -67,8 +74,8 @@ impl Tree {
         let node = &self.nodes[id.get()];
         let size = blocks.tokens_per_block();
         let rest = &tokens[node.start as usize * size..];
-        let same = self.common_text(blocks, node, rest, usize::MAX);
-        if same < self.text_len(blocks, node) {
+        let same = node.common_text(blocks, rest, usize::MAX);
+        if same < node.text_len(blocks) {
             return same;
         }
         let next = &rest[node.len() as usize * size..];
@@ -112,7 +119,7 @@ impl Tree {
     ) -> Place {
         self.nodes[parent.get()].children.partition(|child| {
             let valid = self.nodes[child.get()].draft_valid;
-            valid < draft_valid
+            (!valid & draft_valid)
                 || (valid == draft_valid && self.compare_key(blocks, child, query).is_lt())
         })
     }
@@ -159,7 +166,7 @@ impl Tree {
             let node = &self.nodes[child.get()];
             let limit = self.key_limit(blocks);
             if node.draft_valid == draft_valid {
-                self.common_text(blocks, node, next, limit)
+                node.common_text(blocks, next, limit)
             } else {
                 0
             }

@@ -105,7 +105,11 @@ impl Node {
     pub(crate) fn reserve(&mut self, more: usize, classes: usize) {
         let spare = self.blocks.capacity() - self.blocks.len();
         if spare < more {
-            let extra = if self.blocks.is_empty() { more } else { more.max(16).max(self.blocks.len() / 8) };
+            let extra = if self.blocks.is_empty() {
+                more
+            } else {
+                more.max(16).max(self.blocks.len() / 8)
+            };
             self.blocks.reserve_exact(extra);
             self.pages.reserve_exact(extra * classes);
         }
@@ -117,8 +121,15 @@ impl Node {
     }
 
     /// Removes the last block; its pages go to `page(class, page)`.
-    pub(crate) fn pop(&mut self, classes: usize, mut page: impl FnMut(usize, PageIndex)) -> BlockId {
-        let block = self.blocks[self.head as usize..].last().copied().expect("a run with a block");
+    pub(crate) fn pop(
+        &mut self,
+        classes: usize,
+        mut page: impl FnMut(usize, PageIndex),
+    ) -> BlockId {
+        let block = self.blocks[self.head as usize..]
+            .last()
+            .copied()
+            .expect("a run with a block");
         self.blocks.pop();
         let first = self.pages.len() - classes;
         for (class, index) in self.pages.drain(first..).enumerate() {
@@ -150,7 +161,9 @@ impl Node {
         let (from, to) = (self.head as usize, (self.head + at) as usize);
         upper.reserve(at as usize, classes);
         upper.blocks.extend_from_slice(&self.blocks[from..to]);
-        upper.pages.extend_from_slice(&self.pages[from * classes..to * classes]);
+        upper
+            .pages
+            .extend_from_slice(&self.pages[from * classes..to * classes]);
         self.head += at;
         self.start += at;
         if self.blocks.len() > 64 && self.head as usize * 2 > self.blocks.len() {

@@ -53,7 +53,13 @@ impl Tree {
 
     /// Evictable blocks that using `shared` blocks of the path to `tail`, and copying the next one if
     /// `source`, would protect.
-    pub(crate) fn would_protect(&self, tail: NodeId, shared: u32, source: bool, steps: &Steps) -> u32 {
+    pub(crate) fn would_protect(
+        &self,
+        tail: NodeId,
+        shared: u32,
+        source: bool,
+        steps: &Steps,
+    ) -> u32 {
         let mut blocks = 0;
         let mut add = |id: NodeId, count: u32| {
             let node = self.node(id);
@@ -101,7 +107,9 @@ impl Tree {
         if steps.passed(stamp) {
             self.evictable -= blocks;
         } else {
-            let bucket = self.waiting.binary_search_by_key(&stamp, |&(stamp, _)| stamp);
+            let bucket = self
+                .waiting
+                .binary_search_by_key(&stamp, |&(stamp, _)| stamp);
             self.waiting[bucket.expect("an unfenced stamp has a bucket")].1 -= blocks;
         }
     }

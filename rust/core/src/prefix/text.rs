@@ -18,36 +18,30 @@ pub(crate) fn common(left: &[Token], right: &[Token]) -> usize {
     left.iter().zip(right).take_while(|(a, b)| a == b).count()
 }
 
-impl Tree {
+impl Node {
     /// Tokens in the text of a node.
-    pub(crate) fn text_len(&self, blocks: &Blocks, node: &Node) -> usize {
-        let tokens = match node.partial {
+    pub(crate) fn text_len(&self, blocks: &Blocks) -> usize {
+        let tokens = match self.partial {
             Some(partial) => partial.tokens as usize,
-            None => node.len() as usize * blocks.tokens_per_block(),
+            None => self.len() as usize * blocks.tokens_per_block(),
         };
-        tokens + node.tip.len()
+        tokens + self.tip.len()
     }
 
     /// Length of the longest common prefix of `query` and the first `limit` tokens of a node's text.
     #[inline]
-    pub(crate) fn common_text(
-        &self,
-        blocks: &Blocks,
-        node: &Node,
-        query: &[Token],
-        limit: usize,
-    ) -> usize {
+    pub(crate) fn common_text(&self, blocks: &Blocks, query: &[Token], limit: usize) -> usize {
         let size = blocks.tokens_per_block();
         let query = &query[..query.len().min(limit)];
         let mut done = 0;
-        if let Some(partial) = node.partial {
-            let text = &blocks.tokens(node.blocks()[0])[..partial.tokens as usize];
+        if let Some(partial) = self.partial {
+            let text = &blocks.tokens(self.blocks()[0])[..partial.tokens as usize];
             done = common(text, query);
             if done < text.len() {
                 return done;
             }
         } else {
-            for &block in node.blocks() {
+            for &block in self.blocks() {
                 let text = blocks.tokens(block);
                 match query.get(done..done + size) {
                     Some(next) if next == text => done += size,
@@ -55,53 +49,49 @@ impl Tree {
                 }
             }
         }
-        done + common(&node.tip, &query[done..])
+        done + common(&self.tip, &query[done..])
     }
 
+    /// Copies up to `len` tokens of a node's text from position `from`.
+    pub(crate) fn copy_text(&self, blocks: &Blocks, from: usize, len: usize) -> Key {
+        let size = blocks.tokens_per_block();
+        let body = self.text_len(blocks) - self.tip.len();
+        let mut out = Key::new();
+        for at in from..(from + len).min(body + self.tip.len()) {
+            out.push(if at < body {
+                blocks.tokens(self.blocks()[at / size])[at % size]
+            } else {
+                self.tip[at - body]
+            });
+        }
+        out
+    }
+}
+
+impl Tree {
     /// Tokens of the longest key: a block and its lookahead.
     #[inline]
     pub(crate) fn key_limit(&self, blocks: &Blocks) -> usize {
         blocks.tokens_per_block() + self.lookahead
     }
 
-    /// Copies up to `len` tokens of a node's text from position `from`.
-    pub(crate) fn copy_text(
-        &self,
-        blocks: &Blocks,
-        node: &Node,
-        from: usize,
-        len: usize,
-    ) -> Key {
-        let size = blocks.tokens_per_block();
-        let body = self.text_len(blocks, node) - node.tip.len();
-        let mut out = Key::new();
-        for at in from..(from + len).min(body + node.tip.len()) {
-            out.push(if at < body {
-                blocks.tokens(node.blocks()[at / size])[at % size]
-            } else {
-                node.tip[at - body]
-            });
-        }
-        out
-    }
-
     /// The key of a node among its siblings.
     pub(crate) fn key(&self, blocks: &Blocks, node: &Node) -> Key {
-        self.copy_text(blocks, node, 0, self.key_limit(blocks))
+        node.copy_text(blocks, 0, self.key_limit(blocks))
     }
 
     /// Compares the key of a child with the start of `query`, which is cut to the length of a key.
     pub(crate) fn compare_key(&self, blocks: &Blocks, child: NodeId, query: &[Token]) -> Ordering {
         let node = &self.nodes[child.get()];
         let limit = self.key_limit(blocks);
-        let key_len = self.text_len(blocks, node).min(limit);
+        let key_len = node.text_len(blocks).min(limit);
         let query = &query[..query.len().min(limit)];
-        let same = self.common_text(blocks, node, query, key_len);
+        let same = node.common_text(blocks, query, key_len);
         match (same == key_len, same == query.len()) {
             (true, true) => Ordering::Equal,
             (true, false) => Ordering::Less,
             (false, true) => Ordering::Greater,
-            (false, false) => self.copy_text(blocks, node, same, 1)[0].cmp(&query[same]),
+            (false, false) => node.copy_text(blocks, same, 1)[0].cmp(&query[same]),
         }
     }
 }
