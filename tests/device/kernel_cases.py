@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tandemkv.device import OffsetGroups
 
 UNTOUCHED = 0x5A5A5A5A
-WIDTHS = (1, 2, 3, 4, 5, 7, 8, 12, 31, 32, 33, 64, 127, 128, 132, 511, 512, 513, 516, 600)
+WIDTHS = (1, 2, 3, 4, 5, 7, 8, 12, 31, 32, 33, 64, 127, 128, 132, 511, 513, 516, 1020, 1200)
 
 
 @dataclass

@@ -49,16 +49,21 @@ def write_sources(folder: Path, texts: Mapping[str, str] | None = None) -> Path:
 
 
 def compile_shim(
-    folder: Path, texts: Mapping[str, str] | None = None, sanitizers: Sequence[str] = ()
+    folder: Path,
+    texts: Mapping[str, str] | None = None,
+    sanitizers: Sequence[str] = (),
+    *,
+    flags: Sequence[str] = ("-O1", "-g"),
 ) -> Path:
     """Compile the kernels into a shared library in `folder` and return its path."""
     assert COMPILER is not None, SKIP_REASON
     unit = write_sources(folder, texts)
     library = folder / "kernels.so"
-    flags = [f"-fsanitize={','.join(sanitizers)}", "-fno-sanitize-recover=all"]
+    checks = [f"-fsanitize={','.join(sanitizers)}", "-fno-sanitize-recover=all"]
     command = [
-        *(COMPILER, "-std=c++17", "-O1", "-g", "-shared", "-fPIC", "-Wall", "-Werror"),
-        *(flags if sanitizers else []),
+        *(COMPILER, "-std=c++17", "-shared", "-fPIC", "-Wall", "-Werror"),
+        *flags,
+        *(checks if sanitizers else []),
         *("-include", str(HERE / "shim.h"), "-x", "c++", str(unit), "-o", str(library)),
     ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -66,8 +71,11 @@ def compile_shim(
     return library
 
 
-def sanitizer_environment() -> dict[str, str]:
-    """Return the environment in which Python may load a library built with ASan."""
+def sanitizer_environment(*, stack_traces: bool = True) -> dict[str, str]:
+    """Return the environment in which Python may load a library built with ASan.
+
+    Without stack traces a report takes milliseconds instead of a good part of a second.
+    """
     assert COMPILER is not None, SKIP_REASON
     found = subprocess.run(
         [COMPILER, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
@@ -77,8 +85,8 @@ def sanitizer_environment() -> dict[str, str]:
         **os.environ,
         "LD_PRELOAD": library,
         # CPython and NumPy keep memory until the end; leaks of theirs are not the subject.
-        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
-        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "ASAN_OPTIONS": f"detect_leaks=0:symbolize={int(stack_traces)}",
+        "UBSAN_OPTIONS": f"print_stacktrace={int(stack_traces)}:symbolize={int(stack_traces)}",
         "PYTHONMALLOC": "malloc",
     }
 

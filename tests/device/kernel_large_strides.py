@@ -23,14 +23,14 @@ def sparse(shape: tuple[int, ...]) -> NDArray[np.int32]:
 def check_large_strides() -> None:
     """Copy and update at the far end of tables, of rows and of a destination of over 2**31.
 
-    A million-token row of one-token blocks is the widest planned table: 2**20 columns.
+    A row of 2**16 columns holds a million tokens in blocks of 16.
     """
-    width, num_rows = 2**20, 1100  # 2.3e9 elements in two tables, 1.15e9 in one
+    width, num_rows = 2**16, 33_000  # 2.16e9 elements in a table, and before its last row
     groups = OffsetGroups([0, 1, 1], [3, 5, 7], [1, 2, 0], [1000, 1000])
     source = sparse((2, num_rows, width))
     index = np.array([num_rows - 1, 0], np.int32)
     used = np.array([[3, 2], [6, 1]], np.int32)
-    destination = sparse((len(groups), 512, 2, width))  # 3.2e9 elements, group 2 from 2.1e9
+    destination = sparse((len(groups), 8192, 2, width))  # 3.2e9 elements, group 2 from 2.1e9
     source[0, -1, :3] = 7, 8, 9
     source[0, 0, :2] = 1, 2
     source[1, -1, :6] = 11, 12, 13, 14, 15, 16
@@ -42,13 +42,13 @@ def check_large_strides() -> None:
                 page = int(source[table, row, column]) if column < used[table, sequence] else 0
                 want = [scale * page, scale * page + offset] if page else [0, 0]
                 assert destination[group, sequence, :, column].tolist() == want
-    records = np.array([[num_rows - 1, 1, width - 1, 500], [511, 1, width - 1, 600]], np.int32)
+    records = np.array([[num_rows - 1, 1, width - 1, 500], [8191, 1, width - 1, 600]], np.int32)
     position = np.full(num_rows, -1, np.int32)
-    position[511] = 511
+    position[8191] = 8191
     apply_block_table_updates(
         records, table=source, groups=groups, destination=destination, row_position=position
     )
     assert source[1, -1, -1] == 500
-    assert source[1, 511, -1] == 600
-    assert destination[1, 511, :, -1].tolist() == [3000, 3002]
-    assert destination[2, 511, :, -1].tolist() == [4200, 4200]
+    assert source[1, 8191, -1] == 600
+    assert destination[1, 8191, :, -1].tolist() == [3000, 3002]
+    assert destination[2, 8191, :, -1].tolist() == [4200, 4200]

@@ -6,7 +6,6 @@ import importlib
 import re
 
 import pytest
-
 from tandemkv.device import kernels
 
 
