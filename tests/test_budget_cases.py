@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import tandemkv as tkv
 from budget_cases import GIB, Case, described, gqa, load_cases, mla, model, pair
+
+import tandemkv as tkv
 from tandemkv import _core
 
 # Kinds that need more than layers which keep every token. A kind that is in neither table fails.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import tandemkv as tkv
 from tandemkv.cli import main
 

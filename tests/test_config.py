@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+
 import tandemkv as tkv
 from tandemkv.modes import ALIASES, MODES
 

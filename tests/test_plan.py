@@ -9,10 +9,11 @@ import pickle
 from typing import Any
 
 import pytest
-import tandemkv as tkv
 from budget_cases import GIB, gqa, mla, model
 from hypothesis import given
 from hypothesis import strategies as st
+
+import tandemkv as tkv
 
 DRAFT_MODES = [
     *("eagle3_one_model", "mtp_one_model", "mtp_vanilla", "pard", "dflash", "dspark"),

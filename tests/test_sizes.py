@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tandemkv.errors import ConfigError
 from tandemkv.sizes import MAX_BYTES, format_size, parse_size
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import tandemkv as tkv
 from hypothesis import given
 from hypothesis import strategies as st
+
+import tandemkv as tkv
 
 Pair = tuple[int, int]
 
