@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 
 
@@ -219,3 +220,57 @@ class RingFullError(TandemkvError, RuntimeError):
     def __init__(self, message: str, num_slots: int) -> None:
         super().__init__(message)
         self.num_slots = num_slots
+
+
+class BatchError(TandemkvError, ValueError):
+    """A batch, or the tokens given for it, is malformed: nothing was changed.
+
+    Attributes:
+        field: the argument at fault.
+        item: the index of the request at fault, or None where no single one is.
+    """
+
+    def __init__(self, message: str, *, field: str, item: int | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.item = item
+
+
+class RequestError(TandemkvError, ValueError):
+    """A request id is unknown, already open or not part of a step: nothing was changed.
+
+    Attributes:
+        request_ids: the ids at fault.
+    """
+
+    def __init__(self, message: str, request_ids: tuple[Hashable, ...]) -> None:
+        super().__init__(message)
+        self.request_ids = request_ids
+
+
+class StepError(TandemkvError, ValueError):
+    """A step was prepared or updated out of order: nothing was changed.
+
+    Attributes:
+        step: the step at fault.
+    """
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class PoolError(TandemkvError, ValueError):
+    """A pool cannot be built or read as asked: the message names the numbers."""
+
+
+class DeviceUnavailableError(TandemkvError, RuntimeError):
+    """A device, or the package that drives it, is missing.
+
+    Attributes:
+        device: the device asked for.
+    """
+
+    def __init__(self, message: str, device: str) -> None:
+        super().__init__(message)
+        self.device = device

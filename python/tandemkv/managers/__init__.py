@@ -1,0 +1,1 @@
+"""The managers: batches, request ids and pools over one ledger."""

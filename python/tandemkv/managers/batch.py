@@ -1,0 +1,280 @@
+"""A batch: one scheduler step as a struct of arrays, checked once when it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemkv.errors import BatchError
+from tandemkv.managers.arrays import flatten, item_array, offset_array, token_array
+
+_EMPTY_INDEX: NDArray[np.intp] = np.zeros(0, np.intp)
+
+
+class RequestIds(tuple[Hashable, ...]):
+    """Distinct, hashable request ids in batch order.
+
+    Building one checks the ids; a batch that is given one does not check again, and the managers
+    recognise it and reuse the handles they looked up for it. A scheduler whose membership did not
+    change passes `batch.request_ids` of the step before.
+
+    Raises:
+        BatchError: an id twice, an id that cannot be hashed, or a bare string.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, request_ids: Iterable[Hashable] = ()) -> RequestIds:
+        if isinstance(request_ids, RequestIds):
+            return request_ids
+        if isinstance(request_ids, str | bytes):
+            raise BatchError(
+                f"request_ids is the string {request_ids!r}; a sequence of ids is needed",
+                field="request_ids",
+            )
+        try:
+            ids = super().__new__(cls, request_ids)
+            distinct = set(ids)
+        except TypeError as error:
+            raise BatchError(f"request_ids: {error}", field="request_ids") from None
+        if len(distinct) != len(ids):
+            seen: set[Hashable] = set()
+            for item, request_id in enumerate(ids):
+                if request_id in seen:
+                    raise BatchError(
+                        f"request_ids[{item}] is {request_id!r} a second time",
+                        field="request_ids",
+                        item=item,
+                    )
+                seen.add(request_id)
+        return ids
+
+
+class Batch:
+    """What a step runs, one entry per request; immutable.
+
+    A request new to the managers brings its prompt; a running one does not. Per request, a step
+    runs either `chunk_lens[i]` prompt tokens, or, with `chunk_lens[i] == 0`, one decode step of
+    one token plus `draft_lens[i]` draft slots.
+
+    Arrays are copied (prompts are not: leave them alone until `prepare_resources` returns).
+    Python sequences of ints are converted.
+
+    Args:
+        request_ids: distinct hashables, n of them.
+        chunk_lens: int32 `[n]`, prompt tokens to run, >= 1 for a new request (the managers run
+            fewer if the rest of the prompt is shorter), 0 for a decode step. None: all 0.
+        draft_lens: int32 `[n]`, draft slots of a decode step (all nodes of a draft tree), 0 for a
+            chunk. None: all 0.
+        prompts: `(flat tokens int32 or int64, offsets int64 [n + 1])`, or a list of n token
+            sequences; an empty range for a running request. None: no new request.
+        max_total_tokens: int64 `[n]`, the most tokens a new request can come to know, its prompt
+            included; not read for running ones. Needed where there is a new request.
+        scopes: int32 `[n]`, what separates equal prompts; -1 is private. None: all 0.
+        draft_from: int32 `[n]`, the first position whose draft KV will be valid; -1 runs without
+            a draft. None: 0 where the plan has a draft, else -1. Read for new requests only.
+
+    Raises:
+        BatchError: names the argument, the item and the value at fault.
+    """
+
+    __slots__ = (
+        "_max_draft_len",
+        "_new_index",
+        "_new_offsets",
+        "_num_chunks",
+        "_widths",
+        "chunk_lens",
+        "draft_from",
+        "draft_lens",
+        "max_total_tokens",
+        "prompt_tokens",
+        "request_ids",
+        "scopes",
+    )
+
+    request_ids: RequestIds
+    chunk_lens: NDArray[np.int32]
+    draft_lens: NDArray[np.int32]
+    prompt_tokens: NDArray[Any] | None
+    max_total_tokens: NDArray[np.int64] | None
+    scopes: NDArray[np.int32] | None
+    draft_from: NDArray[np.int32] | None
+
+    def __init__(
+        self,
+        request_ids: Iterable[Hashable],
+        *,
+        chunk_lens: object = None,
+        draft_lens: object = None,
+        prompts: object = None,
+        max_total_tokens: object = None,
+        scopes: object = None,
+        draft_from: object = None,
+    ) -> None:
+        put = object.__setattr__
+        ids = RequestIds(request_ids)
+        n = len(ids)
+        chunks, num_chunks, _ = _lengths("chunk_lens", chunk_lens, n)
+        drafts, num_drafts, max_draft_len = _lengths("draft_lens", draft_lens, n)
+        put(self, "request_ids", ids)
+        put(self, "chunk_lens", chunks)
+        put(self, "draft_lens", drafts)
+        put(self, "_num_chunks", num_chunks)
+        put(self, "_max_draft_len", max_draft_len)
+        if num_chunks and num_drafts:
+            self._check_no_draft_in_chunks()
+        put(self, "_widths", _widths(chunks, num_chunks, drafts))
+        optional = (
+            ("max_total_tokens", max_total_tokens, np.int64),
+            ("scopes", scopes, np.int32),
+            ("draft_from", draft_from, np.int32),
+        )
+        for field, value, dtype in optional:
+            put(self, field, None if value is None else item_array(field, value, dtype, n))
+        for field in ("scopes", "draft_from"):
+            self._check_at_least(field, -1)
+        self._set_prompts(prompts)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"Batch is immutable: cannot set {name}")
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return len(self.request_ids)
+
+    def __repr__(self) -> str:
+        return (
+            f"Batch({len(self)} requests: {self.num_new} new, {self._num_chunks} prompt chunks, "
+            f"{self.num_tokens} tokens at most)"
+        )
+
+    @property
+    def num_new(self) -> int:
+        """Requests that bring a prompt."""
+        return len(self._new_index)
+
+    @property
+    def num_chunks(self) -> int:
+        """Requests that run a prompt chunk, new ones included."""
+        return self._num_chunks
+
+    @property
+    def max_draft_len(self) -> int:
+        """Largest entry of `draft_lens`, 0 for an empty batch."""
+        return self._max_draft_len
+
+    @property
+    def widths(self) -> NDArray[np.int32]:
+        """Most tokens each request runs, int32 `[n]`: the chunk, or 1 + draft slots."""
+        return self._widths
+
+    @property
+    def num_tokens(self) -> int:
+        """Sum of `widths`: the most tokens the step runs, before prefix hits shorten chunks."""
+        return int(self._widths.sum(dtype=np.int64))
+
+    @property
+    def new_index(self) -> NDArray[np.intp]:
+        """Positions of the requests that bring a prompt, ascending."""
+        return self._new_index
+
+    @property
+    def new_offsets(self) -> NDArray[np.int64]:
+        """Offsets int64 `[num_new + 1]` of the new requests' prompts in `prompt_tokens`."""
+        return self._new_offsets
+
+    def _set_prompts(self, prompts: object) -> None:
+        put = object.__setattr__
+        put(self, "_new_index", _EMPTY_INDEX)
+        put(self, "_new_offsets", np.zeros(1, np.int64))
+        put(self, "prompt_tokens", None)
+        if prompts is None:
+            return
+        tokens, offsets = _prompts(prompts, len(self))
+        new = np.flatnonzero(offsets[1:] > offsets[:-1])
+        if len(new) == 0:
+            return
+        put(self, "prompt_tokens", tokens)
+        put(self, "_new_index", new)
+        # Ranges between two new requests are empty, so each ends where the next one begins.
+        put(self, "_new_offsets", np.append(offsets[new], offsets[-1]))
+        lens = self._new_offsets[1:] - self._new_offsets[:-1]
+        if self.max_total_tokens is None:
+            raise BatchError(
+                f"max_total_tokens is missing, but {len(new)} requests bring a prompt",
+                field="max_total_tokens",
+            )
+        self._refuse_new("chunk_lens", self.chunk_lens[new] < 1, ">= 1 for a new request")
+        short = self.max_total_tokens[new] < lens
+        self._refuse_new("max_total_tokens", short, "at least the length of the prompt")
+
+    def _refuse_new(self, field: str, wrong: NDArray[np.bool_], supported: str) -> None:
+        if wrong.any():
+            self._refuse(field, int(self._new_index[np.flatnonzero(wrong)[0]]), supported)
+
+    def _refuse(self, field: str, item: int, supported: str) -> None:
+        raise BatchError(
+            f"{field}[{item}] is {int(getattr(self, field)[item])} (request "
+            f"{self.request_ids[item]!r}); it must be {supported}",
+            field=field,
+            item=item,
+        )
+
+    def _check_at_least(self, field: str, low: int) -> None:
+        array = getattr(self, field)
+        if array is not None and len(array) and int(array.min()) < low:
+            self._refuse(field, int(np.flatnonzero(array < low)[0]), f">= {low}")
+
+    def _check_no_draft_in_chunks(self) -> None:
+        both = np.flatnonzero((self.chunk_lens > 0) & (self.draft_lens > 0))
+        if len(both):
+            self._refuse("draft_lens", int(both[0]), "0 where a prompt chunk runs")
+
+
+def _prompts(prompts: object, num_items: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    if isinstance(prompts, tuple) and len(prompts) == 2:
+        tokens = token_array("prompts: tokens", prompts[0])
+        return tokens, offset_array("prompts: offsets", prompts[1], num_items, len(tokens))
+    if not isinstance(prompts, Sequence) or isinstance(prompts, tuple | str | bytes):
+        raise BatchError(
+            f"prompts is {type(prompts).__name__}; (tokens, offsets) or a list with one token "
+            "sequence per request is needed",
+            field="prompts",
+        )
+    if len(prompts) != num_items:
+        raise BatchError(f"prompts has {len(prompts)} items, expected {num_items}", field="prompts")
+    return flatten("prompts", prompts)
+
+
+def _lengths(field: str, value: object, num_items: int) -> tuple[NDArray[np.int32], int, int]:
+    """Return lengths >= 0, how many are not 0, and the largest."""
+    if value is None:
+        zeros = np.zeros(num_items, np.int32)
+        zeros.setflags(write=False)
+        return zeros, 0, 0
+    array = item_array(field, value, np.int32, num_items)
+    nonzero = int(np.count_nonzero(array))
+    if nonzero == 0:
+        return array, 0, 0
+    # One reduction finds both ends: as unsigned, a negative length is larger than any other.
+    largest = int(array.view(np.uint32).max())
+    if largest > np.iinfo(np.int32).max:
+        item = int(np.flatnonzero(array < 0)[0])
+        raise BatchError(
+            f"{field}[{item}] is {int(array[item])}; it must be >= 0", field=field, item=item
+        )
+    return array, nonzero, largest
+
+
+def _widths(
+    chunks: NDArray[np.int32], num_chunks: int, drafts: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    if num_chunks == len(chunks) and num_chunks:
+        return chunks
+    widths = drafts + np.int32(1) if num_chunks == 0 else np.where(chunks > 0, chunks, drafts + 1)
+    widths.setflags(write=False)
+    return widths
