@@ -28,6 +28,7 @@ class RequestIds(tuple[Hashable, ...]):
     __slots__ = ()
 
     def __new__(cls, request_ids: Iterable[Hashable] = ()) -> RequestIds:
+        """Check the ids; see the class."""
         if isinstance(request_ids, RequestIds):
             return request_ids
         if isinstance(request_ids, str | bytes):

@@ -1,0 +1,115 @@
+"""The numbers of a plan that bind requests, and the checks that need them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemkv.errors import BatchError
+from tandemkv.managers.batch import Batch, RequestIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the managers hold requests to.
+
+    Attributes:
+        tokens_per_block: tokens of a block.
+        num_pages: pages per class, the reserved page 0 included.
+        max_requests: requests that can be open at once, dummies not counted.
+        max_dummies: rows kept for dummies, which requests never take.
+        max_seq_len: most tokens a request can know.
+        extra_tokens: room kept beyond what is written, in tokens.
+        reserve_tokens: most draft slots of one step.
+        has_draft: whether requests may carry draft KV.
+    """
+
+    tokens_per_block: int
+    num_pages: tuple[int, ...]
+    max_requests: int
+    max_dummies: int
+    max_seq_len: int
+    extra_tokens: int
+    reserve_tokens: int
+    has_draft: bool
+
+    @property
+    def max_sequences(self) -> int:
+        """Rows of the ledger, the same for both roles."""
+        return self.max_requests + self.max_dummies
+
+    @property
+    def usable_pages(self) -> int:
+        """Pages of the smallest class that sequences can own."""
+        return min(self.num_pages) - 1
+
+    def blocks(self, num_tokens: int) -> int:
+        """Return the blocks that `num_tokens` and the extra tokens take."""
+        return -(-(num_tokens + self.extra_tokens) // self.tokens_per_block)
+
+    def worst_blocks(self, prompt_len: int, max_total_tokens: int) -> int:
+        """Return the most blocks a request can come to own (docs/ledger.md, admit, step 2)."""
+        return self.blocks(max(prompt_len, max_total_tokens - 1 + self.reserve_tokens))
+
+    def refuse_draft_lens(self, batch: Batch) -> NoReturn:
+        """Say that a batch has more draft slots than the plan keeps room for.
+
+        Raises:
+            BatchError: names the request, its draft slots and the limit.
+        """
+        item = int(np.flatnonzero(batch.draft_lens > self.reserve_tokens)[0])
+        raise BatchError(
+            f"draft_lens[{item}] is {int(batch.draft_lens[item])} (request "
+            f"{batch.request_ids[item]!r}); the plan keeps room for {self.reserve_tokens} draft "
+            "tokens per step",
+            field="draft_lens",
+            item=item,
+        )
+
+    def check_new(self, batch: Batch, draft_from: NDArray[np.int32] | None) -> None:
+        """Refuse new requests that are longer than the plan, or draft where it has no draft.
+
+        Raises:
+            BatchError: names the request and the value.
+        """
+        new = batch.new_index
+        assert batch.max_total_tokens is not None
+        long = batch.max_total_tokens[new] > self.max_seq_len
+        if long.any():
+            item = int(new[np.flatnonzero(long)[0]])
+            raise BatchError(
+                f"max_total_tokens[{item}] is {int(batch.max_total_tokens[item])} (request "
+                f"{batch.request_ids[item]!r}); the plan has max_seq_len {self.max_seq_len}",
+                field="max_total_tokens",
+                item=item,
+            )
+        if not self.has_draft and draft_from is not None and int(draft_from.max()) >= 0:
+            item = int(new[np.flatnonzero(draft_from >= 0)[0]])
+            raise BatchError(
+                f"draft_from[{item}] is {int(draft_from.max())} (request "
+                f"{batch.request_ids[item]!r}); the plan has no draft, so it must be -1",
+                field="draft_from",
+                item=item,
+            )
+
+    def check_dummy_lens(self, ids: RequestIds, lens: NDArray[np.int64]) -> None:
+        """Refuse dummies of no tokens or of more than a request can have.
+
+        Raises:
+            BatchError: another number of lengths than ids, or a length out of range.
+        """
+        if len(lens) != len(ids):
+            raise BatchError(
+                f"token_nums has {len(lens)} items, expected {len(ids)}", field="token_nums"
+            )
+        wrong = np.flatnonzero((lens < 1) | (lens > self.max_seq_len))
+        if len(wrong):
+            item = int(wrong[0])
+            raise BatchError(
+                f"token_nums[{item}] is {int(lens[item])}; it must be in 1..={self.max_seq_len}",
+                field="token_nums",
+                item=item,
+            )

@@ -1,0 +1,463 @@
+"""The managers: request ids, steps and pools over one ledger for target and draft."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemkv._core import Ledger
+from tandemkv.errors import BatchError, LedgerError, StepError
+from tandemkv.managers.accepted import padded
+from tandemkv.managers.admission import Refusal, dummies_fit, dummy_admission
+from tandemkv.managers.arrays import int_array
+from tandemkv.managers.batch import Batch, RequestIds
+from tandemkv.managers.limits import Limits
+from tandemkv.managers.preparation import Preparation, hold, name_request, pick
+from tandemkv.managers.registry import Registry
+from tandemkv.managers.stats import DUMMY_COUNTERS, ManagerStats
+from tandemkv.managers.steps import NOT_GRANTED, StepRecord, Steps
+from tandemkv.managers.views import RoleView
+
+
+class Managers:
+    """What an engine's scheduler talks to on one rank; `build_managers` makes it.
+
+    One step is `prepare_resources(batch)`, then `run_moves()` or `moves()`, the engine's work, and
+    `update_resources(batch, accepted)`. An engine that schedules step N + 1 while step N runs
+    passes the numbers of `begin_step()` and completes them with `complete_step()` itself.
+
+    Every call is atomic: an error changes nothing, and what is refused for lack of pages leaves no
+    trace. Calls may come from several threads; they run one after the other.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        limits: Limits,
+        *,
+        target: RoleView,
+        draft: RoleView | None,
+    ) -> None:
+        self._ledger = ledger
+        self._limits = limits
+        self._target = target
+        self._draft = draft
+        self._lock = threading.RLock()
+        self._registry = Registry(ledger.max_sequences)
+        self._steps = Steps()
+        self._now = 0.0
+        self._preparation = Preparation(ledger, limits, self._registry)
+        self._dummy_totals = dict.fromkeys(DUMMY_COUNTERS, 0)
+
+    # --- what is here -------------------------------------------------------------------------
+
+    @property
+    def target(self) -> RoleView:
+        """The target's part of this rank."""
+        return self._target
+
+    @property
+    def draft(self) -> RoleView | None:
+        """The draft's part of this rank; None on a rank without draft layers."""
+        return self._draft
+
+    @property
+    def views(self) -> tuple[RoleView, ...]:
+        """The roles that have layers on this rank."""
+        return (self._target,) if self._draft is None else (self._target, self._draft)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger that decides; for reading."""
+        return self._ledger
+
+    @property
+    def limits(self) -> Limits:
+        """The numbers of the plan that bind requests."""
+        return self._limits
+
+    @property
+    def request_ids(self) -> RequestIds:
+        """The open requests, dummies included, in the order they were admitted."""
+        with self._lock:
+            return RequestIds(self._registry.handles)
+
+    @property
+    def step(self) -> int | None:
+        """The step that `prepare_resources` began and nothing has completed yet, or None."""
+        return self._steps.implicit
+
+    def __repr__(self) -> str:
+        roles = " and ".join(view.role for view in self.views)
+        return f"Managers({roles}; {len(self._registry.handles)} open requests)"
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def begin_step(self, now: float | None = None) -> int:
+        """Begin a step and return its number, for engines that overlap steps.
+
+        Args:
+            now: the engine's clock, which must not go backwards; None: the last one given.
+
+        Raises:
+            LedgerError: `now` went backwards.
+        """
+        with self._lock:
+            now = self._now if now is None else now
+            step = self._ledger.begin_step(now)
+            self._now = now
+            return step
+
+    def complete_step(self, step: int) -> None:
+        """Say that the device has finished a step; `update_resources` may come before or after.
+
+        Raises:
+            LedgerError: the step is not open, or copies queued for it were not taken.
+        """
+        with self._lock:
+            self._ledger.complete_step(step)
+            self._steps.completed(step)
+
+    def prepare_resources(
+        self, batch: Batch, step: int | None = None, *, stop_at_first: bool = False
+    ) -> NDArray[np.bool_]:
+        """Make room for one step: grow running requests, then admit new ones, in batch order.
+
+        A refused running request keeps what it has; a refused new one is not known afterwards and
+        can be given again. `refusals` says why.
+
+        Args:
+            batch: what to run.
+            step: an open step of `begin_step`; None begins one, which `update_resources` or
+                `skip_step` completes.
+            stop_at_first: try nothing after the first refusal, instead of going on.
+
+        Returns:
+            bool `[n]`: which requests may run in this step.
+
+        Raises:
+            RequestError: an id without a prompt that is not open, or with a prompt that is.
+            BatchError: a length beyond the plan, a chunk beyond the rest of its prompt, or a draft
+                where the plan has none.
+            StepError: `step` is None while such a step is still open.
+            LedgerError: `step` is not open, a request already runs in it, or would exceed
+                `max_seq_len`. A step begun by this call is closed again.
+        """
+        with self._lock:
+            began = step is None
+            if began:
+                self._steps.check_none_implicit()
+            work = self._preparation.check(batch)
+            number = self._ledger.begin_step(self._now) if step is None else step
+            try:
+                granted = self._preparation.run(batch, work, number, stop_at_first)
+            except LedgerError:
+                if began:
+                    self._ledger.complete_step(number)
+                raise
+            self._steps.record(number, began, batch.request_ids, granted.handles, granted.count)
+            return granted.mask
+
+    @property
+    def refusals(self) -> dict[Hashable, Refusal]:
+        """Why the last `prepare_resources` refused which request."""
+        return dict(self._preparation.refusals)
+
+    def update_resources(
+        self,
+        batch: Batch,
+        accepted: object,
+        step: int | None = None,
+        *,
+        valid: NDArray[np.int32] | None = None,
+    ) -> None:
+        """Commit what a step produced: append accepted tokens, rewind the rest, publish blocks.
+
+        Requests of the batch that were refused, or freed since, are passed over; a refused one
+        must have no tokens.
+
+        Args:
+            batch: the batch that was prepared, or another one of requests of the same step. A
+                step that the managers began is updated by one call, with all of its requests.
+            accepted: one entry per request of the batch: accepted draft tokens and the bonus
+                token, or the token sampled after the last chunk; nothing for a chunk that does not
+                end its prompt. See `tandemkv.managers.accepted.padded` for the forms.
+            step: None: the step that `prepare_resources` began; it is completed as well.
+            valid: int32 `[n, roles]`, ends of valid KV per role where the engine did not write
+                all of it; None: everything up to the accepted end.
+
+        Raises:
+            RequestError: an id that the step does not run, or one that it runs is left out.
+            BatchError: accepted tokens of a wrong form, or for a refused request, or none after a
+                decode step.
+            StepError: no such step, or copies queued for it were not taken.
+            LedgerError: more tokens than ran, or a token or length out of range.
+        """
+        with self._lock:
+            record = self._steps.waiting(step)
+            ids = batch.request_ids
+            tokens, counts = padded(accepted, len(ids))
+            handles = record.whole(ids)
+            live: NDArray[np.intp] | None = None
+            if handles is None:
+                granted = record.lookup(ids)
+                record.check_refused(ids, granted, counts)
+                live = np.flatnonzero((granted != NOT_GRANTED) & ~record.is_freed(granted))
+                handles = granted[live]
+                tokens, counts = tokens[live], counts[live]
+                valid = None if valid is None else np.asarray(valid)[live]
+                if record.implicit:
+                    record.check_all_there(handles)
+            self._registry.check_counts(batch, live, handles, counts)
+            self._check_moves(record)
+            try:
+                if len(handles):
+                    self._ledger.advance(record.step, handles, tokens, counts, valid)
+            except LedgerError as error:
+                name_request(error, ids if live is None else pick(ids, live))
+                raise
+            record.finish(handles)
+            self._close(record)
+
+    def skip_step(self, step: int | None = None) -> None:
+        """Say that a prepared step did not run: every length stays, the room is given back.
+
+        Requests admitted for it stay open with their prefix hit.
+
+        Args:
+            step: None: the step that `prepare_resources` began; it is completed as well.
+
+        Raises:
+            StepError: no such step, or copies queued for it were not taken.
+            LedgerError: an older step of one of the requests is not updated yet.
+        """
+        with self._lock:
+            record = self._steps.waiting(step)
+            self._check_moves(record)
+            handles = np.array([handle for _, handle in record.members()], np.int64)
+            hold(self._ledger, record.step, handles)
+            record.finish(handles)
+            for handle in handles.tolist():
+                self._registry.restore_cursor(handle, self._ledger.sequence(handle))
+            self._close(record)
+
+    def _check_moves(self, record: StepRecord) -> None:
+        # The ledger refuses to complete such a step; found here, before anything has changed.
+        if record.implicit and self._preparation.due_moves:
+            raise StepError(
+                f"step {record.step} has page copies that were not taken: call run_moves() or "
+                "moves() between prepare_resources and update_resources",
+                record.step,
+            )
+
+    def _close(self, record: StepRecord) -> None:
+        if record.implicit:
+            self._ledger.complete_step(record.step)
+            self._steps.completed(record.step)
+        self._steps.updated(record)
+
+    # --- copies and tables --------------------------------------------------------------------
+
+    def moves(self) -> NDArray[np.int32]:
+        """Take the page copies that must run before the work of the step they were queued in.
+
+        Returns:
+            int32 `[k, 4]`: class, source page, destination page, tokens to copy.
+        """
+        with self._lock:
+            out = np.zeros(
+                (max(self._preparation.due_moves, 1) * self._ledger.num_classes, 4), np.int32
+            )
+            count = self._ledger.moves(out)
+            self._preparation.due_moves = 0
+            return out[:count]
+
+    def run_moves(self) -> int:
+        """Take the queued page copies and run them in the pools of both roles.
+
+        Returns:
+            The number of pages copied per role.
+
+        Raises:
+            PoolError: the pools hold no memory (`materialize=False`): take `moves()` instead.
+        """
+        with self._lock:
+            for view in self.views:
+                view.pool.buffer  # noqa: B018 - raises before the moves are consumed
+            moves = self.moves()
+            for view in self.views:
+                view.pool.copy_pages(moves[:, 1:3])
+            return len(moves)
+
+    def block_tables(
+        self,
+        request_ids: Iterable[Hashable],
+        out: NDArray[np.int32] | None = None,
+        used: NDArray[np.int32] | None = None,
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the pages of requests, one row each, in the order of `request_ids`.
+
+        Args:
+            request_ids: open requests, n of them.
+            out: int32 `[classes, n, width]` to write into; None: a new array as wide as a row.
+            used: int32 `[classes, n]` to write into; None: a new array.
+
+        Returns:
+            `out`, page 0 beyond a row's blocks, and `used`, the blocks of each row.
+
+        Raises:
+            RequestError: an id that is not open.
+            LedgerError: a buffer of a wrong shape.
+        """
+        with self._lock:
+            handles = self._registry.resolve(RequestIds(request_ids))
+            shape = (self._ledger.num_classes, len(handles))
+            if out is None:
+                out = np.empty((*shape, self._ledger.row_width), np.int32)
+            if used is None:
+                used = np.empty(shape, np.int32)
+            self._ledger.table(handles, out, used)
+            return out, used
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def handles(self, request_ids: Iterable[Hashable]) -> NDArray[np.int64]:
+        """Return the ledger's handles, int64 `[n]`; `handle & 0xffffffff` is the row.
+
+        Raises:
+            RequestError: an id that is not open.
+        """
+        with self._lock:
+            return self._registry.resolve(RequestIds(request_ids)).copy()
+
+    def hit_lengths(self, request_ids: Iterable[Hashable]) -> NDArray[np.int32]:
+        """Return how many prompt tokens each request reused when it was admitted, int32 `[n]`.
+
+        Raises:
+            RequestError: an id that is not open.
+        """
+        with self._lock:
+            return self._registry.hits_of(RequestIds(request_ids))
+
+    def sequence(self, request_id: Hashable) -> dict[str, Any]:
+        """Return the lengths of one request as the ledger keeps them: see `Ledger.sequence`.
+
+        Raises:
+            RequestError: the id is not open.
+        """
+        with self._lock:
+            return self._ledger.sequence(self._registry.handle(request_id))
+
+    def free_resources(self, request_id: Hashable, publish: bool = True) -> None:
+        """Free one request: finished, aborted or preempted.
+
+        It may run in a step at that time: its pages wait for that step, and its result is
+        passed over.
+
+        Args:
+            request_id: an open request.
+            publish: whether the valid part of its last, partial block stays reusable as well.
+
+        Raises:
+            RequestError: the id is not open.
+        """
+        with self._lock:
+            self.free_many(RequestIds((request_id,)), publish)
+
+    def free_many(
+        self, request_ids: Iterable[Hashable], publish: bool | Sequence[bool] = True
+    ) -> None:
+        """Free several requests in order, all or none; see `free_resources`.
+
+        Args:
+            request_ids: open requests, n of them.
+            publish: one for all, or one per request.
+
+        Raises:
+            RequestError: an id that is not open.
+            BatchError: an id twice, or `publish` of another length.
+        """
+        with self._lock:
+            ids = RequestIds(request_ids)
+            handles = self._registry.resolve(ids)
+            self._ledger.release(handles, _publish_flags(publish, len(ids)))
+            for handle in handles.tolist():
+                self._steps.free(handle)
+            self._dummy_totals["released"] += self._registry.close(ids)
+
+    def add_dummy_requests(
+        self, request_ids: Iterable[Hashable], token_nums: Sequence[int] | NDArray[np.int64]
+    ) -> list[Hashable] | None:
+        """Open requests that only hold room, for padding CUDA graphs or measuring: all or none.
+
+        Each holds `token_nums[i]` tokens and the plan's extra tokens, in both roles, until it is
+        freed. Dummies match nothing, publish nothing and do not appear in the request counters.
+
+        Args:
+            request_ids: ids that are not open.
+            token_nums: tokens of each, >= 1.
+
+        Returns:
+            The ids, or None if rows or pages are missing in either role; then nothing has changed.
+
+        Raises:
+            RequestError: an id that is open.
+            BatchError: an id twice, or a number of tokens out of range.
+        """
+        with self._lock:
+            ids = RequestIds(request_ids)
+            self._registry.check_absent(ids)
+            lens = int_array("token_nums", token_nums, np.int64)
+            self._limits.check_dummy_lens(ids, lens)
+            if not dummies_fit(self._ledger.stats(), self._limits, lens):
+                return None
+            if not len(ids):
+                return []
+            step = self._ledger.begin_step(self._now)
+            dummies = dummy_admission(ids, lens, self._limits)
+            for start, stop in dummies.admit(self._ledger, step, len(ids), False):
+                self._registry.open(dummies, start, stop, dummy=True)
+            nothing = np.zeros((len(ids), 1), np.int32)
+            self._ledger.advance(step, dummies.handles, nothing, np.zeros(len(ids), np.int32))
+            self._ledger.complete_step(step)
+            self._dummy_totals["admitted"] += len(ids)
+            self._dummy_totals["prompt_tokens"] += int(lens.sum())
+            return list(ids)
+
+    def reset_reuse_state(self) -> None:
+        """Forget everything that could be reused.
+
+        Raises:
+            SequencesOpenError: requests are open; nothing was changed.
+        """
+        with self._lock:
+            self._ledger.reset_reuse_state()
+
+    def stats(self) -> ManagerStats:
+        """Return counts and counters, and what each role uses; see `ManagerStats`."""
+        with self._lock:
+            return ManagerStats.of(
+                self._ledger.stats(),
+                views=self.views,
+                open_requests=self._registry.num_requests,
+                open_dummies=self._registry.num_dummies,
+                dummy_totals=self._dummy_totals,
+                refused_rows=self._preparation.refused_rows,
+            )
+
+
+def _publish_flags(publish: bool | Sequence[bool], num_items: int) -> NDArray[np.uint8]:
+    if isinstance(publish, bool | np.bool_):
+        return np.full(num_items, publish, np.uint8)
+    flags = np.asarray(publish)
+    if flags.dtype != np.bool_ or flags.shape != (num_items,):
+        raise BatchError(
+            f"publish has dtype {flags.dtype} and shape {flags.shape}; a bool, or {num_items} "
+            "bools are needed",
+            field="publish",
+        )
+    return flags.astype(np.uint8)

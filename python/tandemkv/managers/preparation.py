@@ -1,0 +1,175 @@
+"""One `prepare_resources`: grow what runs, admit what is new, or change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemkv._core import Ledger
+from tandemkv.errors import LedgerError
+from tandemkv.managers.admission import Admission, Refusal, admission_of
+from tandemkv.managers.batch import Batch, RequestIds
+from tandemkv.managers.limits import Limits
+from tandemkv.managers.registry import Registry
+from tandemkv.managers.steps import NOT_GRANTED
+
+
+class Work(NamedTuple):
+    """A checked batch.
+
+    Attributes:
+        handles: of the running requests.
+        running: their positions; None if all requests run already.
+        admission: the new requests; None if there are none.
+    """
+
+    handles: NDArray[np.int64]
+    running: NDArray[np.intp] | None
+    admission: Admission | None
+
+
+class Granted(NamedTuple):
+    """What a step was granted: handles (`NOT_GRANTED` for the refused), which, and how many."""
+
+    handles: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    count: int
+
+
+class Preparation:
+    """Grows and admits the requests of one step.
+
+    Attributes:
+        refusals: why the last `run` refused which request.
+        refused_rows: requests refused so far to keep rows for dummies.
+        due_moves: admissions that queued a page copy which nobody has taken yet.
+    """
+
+    def __init__(self, ledger: Ledger, limits: Limits, registry: Registry) -> None:
+        self._ledger = ledger
+        self._limits = limits
+        self._registry = registry
+        self.refusals: dict[Hashable, Refusal] = {}
+        self.refused_rows = 0
+        self.due_moves = 0
+
+    def check(self, batch: Batch) -> Work:
+        """Check a batch against the plan and the open requests; nothing is changed.
+
+        What passes here cannot fail in `admit` any more, so that a batch that grew is never left
+        half done.
+
+        Raises:
+            RequestError, BatchError: see `Managers.prepare_resources`.
+        """
+        if batch.max_draft_len > self._limits.reserve_tokens:
+            self._limits.refuse_draft_lens(batch)
+        if batch.num_new == 0:
+            handles = self._registry.resolve(batch.request_ids)
+            if batch.num_chunks:
+                self._registry.check_chunks(batch.request_ids, batch.chunk_lens, handles)
+            return Work(handles, None, None)
+        running, handles = self._registry.split(batch)
+        if batch.num_chunks > batch.num_new:
+            members = pick(batch.request_ids, running)
+            self._registry.check_chunks(members, batch.chunk_lens[running], handles)
+        return Work(handles, running, admission_of(batch, self._limits))
+
+    def run(self, batch: Batch, work: Work, step: int, stop_at_first: bool) -> Granted:
+        """Do what `check` has checked, in an open step.
+
+        Raises:
+            LedgerError: `step` is not open, a request already runs in it, or would exceed
+                `max_seq_len`; nothing was changed.
+        """
+        if self.refusals:
+            self.refusals = {}
+        ids, handles = batch.request_ids, work.handles
+        if work.running is None or work.admission is None:
+            granted = self._grow(ids, batch.widths, handles, step, stop_at_first)
+            if batch.num_chunks:
+                self._registry.move_cursors(batch.chunk_lens, handles, granted.mask)
+            return granted
+        running, admission = work.running, work.admission
+        grown = Granted(handles, np.ones(0, np.bool_), 0)
+        if len(running):
+            members = pick(ids, running)
+            grown = self._grow(members, batch.widths[running], handles, step, stop_at_first)
+        admitted = 0
+        if not (stop_at_first and grown.count < len(running)):
+            try:
+                admitted = self._admit(step, admission, stop_at_first)
+            except LedgerError as error:
+                # Only a closed step, or prompts that changed after the check, bring us here.
+                hold(self._ledger, step, grown.handles[grown.mask])
+                name_request(error, admission.ids)
+                raise
+        self._registry.move_cursors(batch.chunk_lens[running], handles, grown.mask)
+        self.refusals.update(admission.refusals(self._limits))
+        everything = np.full(len(ids), NOT_GRANTED, np.int64)
+        everything[running] = grown.handles
+        everything[batch.new_index] = np.maximum(admission.handles, NOT_GRANTED)
+        return Granted(everything, everything != NOT_GRANTED, grown.count + admitted)
+
+    def _grow(
+        self,
+        ids: Sequence[Hashable],
+        widths: NDArray[np.int32],
+        handles: NDArray[np.int64],
+        step: int,
+        stop_at_first: bool,
+    ) -> Granted:
+        ok = np.empty(len(handles), np.uint8)
+        try:
+            count = self._ledger.grow(step, handles, widths, ok, stop_at_first)
+        except LedgerError as error:
+            name_request(error, ids)
+            raise
+        mask = ok.view(np.bool_)
+        if count == len(handles):
+            return Granted(handles, mask, count)
+        refused = np.flatnonzero(~mask).tolist()
+        for item in refused:
+            tried = item == refused[0] or not stop_at_first
+            self.refusals[ids[item]] = Refusal("no_pages_now" if tried else "not_tried")
+        return Granted(np.where(mask, handles, NOT_GRANTED), mask, count)
+
+    def _admit(self, step: int, admission: Admission, stop_at_first: bool) -> int:
+        """Admit in order, never into the rows that are kept for dummies."""
+        room = self._limits.max_requests - self._registry.num_requests
+        for start, stop in admission.admit(self._ledger, step, room, stop_at_first):
+            self._registry.open(admission, start, stop)
+        is_open = admission.handles >= 0
+        partial = admission.hits[is_open] % self._limits.tokens_per_block
+        self.due_moves += int(np.count_nonzero(partial))
+        self.refused_rows += admission.kept_out
+        return int(np.count_nonzero(is_open))
+
+
+def hold(ledger: Ledger, step: int, handles: NDArray[np.int64]) -> None:
+    """Advance requests by nothing: every length stays, the room of the step is given back.
+
+    Raises:
+        LedgerError: an older step of one of them is not advanced yet; nothing was changed.
+    """
+    if not len(handles):
+        return
+    states = [ledger.sequence(handle) for handle in handles.tolist()]
+    valid = np.array([list(state["valid"]) for state in states], np.int32)
+    nothing = np.zeros((len(handles), 1), np.int32)
+    ledger.advance(step, handles, nothing, np.zeros(len(handles), np.int32), valid)
+
+
+def name_request(error: LedgerError, ids: Sequence[Hashable]) -> None:
+    """Add to a ledger's error, which speaks of items, which of `ids` it means."""
+    item = error.details.get("item")
+    if item is not None:
+        error.add_note(f"item {item} is request {ids[item]!r}")
+
+
+def pick(ids: RequestIds, index: NDArray[np.intp]) -> tuple[Hashable, ...]:
+    """Return the ids at the positions `index`."""
+    return tuple(ids[item] for item in index.tolist())
