@@ -78,23 +78,30 @@ class Batch:
         draft_from: int32 `[n]`, the first position whose draft KV will be valid; -1 runs without
             a draft. None: 0 where the plan has a draft, else -1. Read for new requests only.
 
+    Attributes:
+        widths: int32 `[n]`, the most tokens each request runs: the chunk, or 1 + draft slots.
+        num_chunks: how many run a prompt chunk, new ones included.
+        max_draft_len: the largest of `draft_lens`, 0 for an empty batch.
+        new_index: positions of the requests that bring a prompt, ascending.
+        new_offsets: int64 `[num_new + 1]`, where their prompts start in `prompt_tokens`.
+
     Raises:
         BatchError: names the argument, the item and the value at fault.
     """
 
     __slots__ = (
-        "_max_draft_len",
-        "_new_index",
-        "_new_offsets",
-        "_num_chunks",
-        "_widths",
         "chunk_lens",
         "draft_from",
         "draft_lens",
+        "max_draft_len",
         "max_total_tokens",
+        "new_index",
+        "new_offsets",
+        "num_chunks",
         "prompt_tokens",
         "request_ids",
         "scopes",
+        "widths",
     )
 
     request_ids: RequestIds
@@ -104,6 +111,11 @@ class Batch:
     max_total_tokens: NDArray[np.int64] | None
     scopes: NDArray[np.int32] | None
     draft_from: NDArray[np.int32] | None
+    widths: NDArray[np.int32]
+    num_chunks: int
+    max_draft_len: int
+    new_index: NDArray[np.intp]
+    new_offsets: NDArray[np.int64]
 
     def __init__(
         self,
@@ -124,11 +136,11 @@ class Batch:
         put(self, "request_ids", ids)
         put(self, "chunk_lens", chunks)
         put(self, "draft_lens", drafts)
-        put(self, "_num_chunks", num_chunks)
-        put(self, "_max_draft_len", max_draft_len)
+        put(self, "num_chunks", num_chunks)
+        put(self, "max_draft_len", max_draft_len)
         if num_chunks and num_drafts:
             self._check_no_draft_in_chunks()
-        put(self, "_widths", _widths(chunks, num_chunks, drafts))
+        put(self, "widths", _widths(chunks, num_chunks, drafts))
         optional = (
             ("max_total_tokens", max_total_tokens, np.int64),
             ("scopes", scopes, np.int32),
@@ -149,49 +161,24 @@ class Batch:
 
     def __repr__(self) -> str:
         return (
-            f"Batch({len(self)} requests: {self.num_new} new, {self._num_chunks} prompt chunks, "
+            f"Batch({len(self)} requests: {self.num_new} new, {self.num_chunks} prompt chunks, "
             f"{self.num_tokens} tokens at most)"
         )
 
     @property
     def num_new(self) -> int:
         """Requests that bring a prompt."""
-        return len(self._new_index)
-
-    @property
-    def num_chunks(self) -> int:
-        """Requests that run a prompt chunk, new ones included."""
-        return self._num_chunks
-
-    @property
-    def max_draft_len(self) -> int:
-        """Largest entry of `draft_lens`, 0 for an empty batch."""
-        return self._max_draft_len
-
-    @property
-    def widths(self) -> NDArray[np.int32]:
-        """Most tokens each request runs, int32 `[n]`: the chunk, or 1 + draft slots."""
-        return self._widths
+        return len(self.new_index)
 
     @property
     def num_tokens(self) -> int:
         """Sum of `widths`: the most tokens the step runs, before prefix hits shorten chunks."""
-        return int(self._widths.sum(dtype=np.int64))
-
-    @property
-    def new_index(self) -> NDArray[np.intp]:
-        """Positions of the requests that bring a prompt, ascending."""
-        return self._new_index
-
-    @property
-    def new_offsets(self) -> NDArray[np.int64]:
-        """Offsets int64 `[num_new + 1]` of the new requests' prompts in `prompt_tokens`."""
-        return self._new_offsets
+        return int(self.widths.sum(dtype=np.int64))
 
     def _set_prompts(self, prompts: object) -> None:
         put = object.__setattr__
-        put(self, "_new_index", _EMPTY_INDEX)
-        put(self, "_new_offsets", np.zeros(1, np.int64))
+        put(self, "new_index", _EMPTY_INDEX)
+        put(self, "new_offsets", np.zeros(1, np.int64))
         put(self, "prompt_tokens", None)
         if prompts is None:
             return
@@ -200,10 +187,10 @@ class Batch:
         if len(new) == 0:
             return
         put(self, "prompt_tokens", tokens)
-        put(self, "_new_index", new)
+        put(self, "new_index", new)
         # Ranges between two new requests are empty, so each ends where the next one begins.
-        put(self, "_new_offsets", np.append(offsets[new], offsets[-1]))
-        lens = self._new_offsets[1:] - self._new_offsets[:-1]
+        put(self, "new_offsets", np.append(offsets[new], offsets[-1]))
+        lens = self.new_offsets[1:] - self.new_offsets[:-1]
         if self.max_total_tokens is None:
             raise BatchError(
                 f"max_total_tokens is missing, but {len(new)} requests bring a prompt",
@@ -215,7 +202,7 @@ class Batch:
 
     def _refuse_new(self, field: str, wrong: NDArray[np.bool_], supported: str) -> None:
         if wrong.any():
-            self._refuse(field, int(self._new_index[np.flatnonzero(wrong)[0]]), supported)
+            self._refuse(field, int(self.new_index[np.flatnonzero(wrong)[0]]), supported)
 
     def _refuse(self, field: str, item: int, supported: str) -> None:
         raise BatchError(

@@ -159,7 +159,7 @@ class Managers:
                 if began:
                     self._ledger.complete_step(number)
                 raise
-            self._steps.record(number, began, batch.request_ids, granted.handles, granted.count)
+            self._steps.record(number, began, batch.request_ids, granted.handles, granted.total)
             return granted.mask
 
     @property

@@ -36,7 +36,7 @@ class Granted(NamedTuple):
 
     handles: NDArray[np.int64]
     mask: NDArray[np.bool_]
-    count: int
+    total: int
 
 
 class Preparation:
@@ -99,7 +99,7 @@ class Preparation:
             members = pick(ids, running)
             grown = self._grow(members, batch.widths[running], handles, step, stop_at_first)
         admitted = 0
-        if not (stop_at_first and grown.count < len(running)):
+        if not (stop_at_first and grown.total < len(running)):
             try:
                 admitted = self._admit(step, admission, stop_at_first)
             except LedgerError as error:
@@ -112,7 +112,7 @@ class Preparation:
         everything = np.full(len(ids), NOT_GRANTED, np.int64)
         everything[running] = grown.handles
         everything[batch.new_index] = np.maximum(admission.handles, NOT_GRANTED)
-        return Granted(everything, everything != NOT_GRANTED, grown.count + admitted)
+        return Granted(everything, everything != NOT_GRANTED, grown.total + admitted)
 
     def _grow(
         self,

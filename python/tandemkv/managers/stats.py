@@ -49,15 +49,16 @@ class ManagerStats:
     @property
     def hit_ratio_tokens(self) -> float:
         """Prompt tokens reused / prompt tokens admitted; 0 before the first."""
-        prompt_tokens = self.ledger["prompt_tokens"]
-        return self.ledger["hit_tokens"] / prompt_tokens if prompt_tokens else 0.0
+        prompt_tokens = int(self.ledger["prompt_tokens"])
+        return int(self.ledger["hit_tokens"]) / prompt_tokens if prompt_tokens else 0.0
 
     @property
     def usage_ratio(self) -> float:
         """Live and fenced pages / pages that requests can own, in the fullest class."""
+        classes: list[dict[str, int]] = self.ledger["classes"]
         return max(
             (pages["live"] + pages["fenced"]) / (pages["total"] - pages["reserved"])
-            for pages in self.ledger["classes"]
+            for pages in classes
         )
 
     def to_dict(self) -> dict[str, Any]:
