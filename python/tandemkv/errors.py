@@ -262,15 +262,3 @@ class StepError(TandemkvError, ValueError):
 
 class PoolError(TandemkvError, ValueError):
     """A pool cannot be built or read as asked: the message names the numbers."""
-
-
-class DeviceUnavailableError(TandemkvError, RuntimeError):
-    """A device, or the package that drives it, is missing.
-
-    Attributes:
-        device: the device asked for.
-    """
-
-    def __init__(self, message: str, device: str) -> None:
-        super().__init__(message)
-        self.device = device

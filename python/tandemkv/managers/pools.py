@@ -54,8 +54,7 @@ def check_device(device: str, *, materialize: bool) -> None:
         return
     raise DeviceUnavailableError(
         f"pools on device {device!r} cannot be built: {_missing_for_cuda(device)}; "
-        "use device='cpu', or materialize=False where the engine allocates them",
-        device,
+        "use device='cpu', or materialize=False where the engine allocates them"
     )
 
 

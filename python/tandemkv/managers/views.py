@@ -7,6 +7,7 @@ from typing import Any
 from tandemkv._core import Ledger
 from tandemkv.geometry.layers import Layer
 from tandemkv.managers.pools import Pool
+from tandemkv.planning.result import RolePlan
 
 
 class RoleView:
@@ -16,59 +17,44 @@ class RoleView:
     target KV is in page p of the target.
 
     Args:
-        role: `target` or `draft`.
-        layers: its layers on this rank, in order.
-        layer_ids: their indices in the whole model.
-        tp_size: width of its attention group.
-        num_host_pages: pages that the plan gives it in host memory.
-        num_disk_pages: pages that the plan gives it on disk.
+        plan: the role's share of the rank.
         pool: its memory on the device.
         ledger: the ledger that both roles share.
     """
 
-    def __init__(
-        self,
-        role: str,
-        layers: tuple[Layer, ...],
-        *,
-        layer_ids: tuple[int, ...],
-        tp_size: int,
-        num_host_pages: int,
-        num_disk_pages: int,
-        pool: Pool,
-        ledger: Ledger,
-    ) -> None:
-        self._role = role
-        self._layers = layers
-        self._layer_ids = layer_ids
+    def __init__(self, plan: RolePlan, *, pool: Pool, ledger: Ledger) -> None:
+        self._plan = plan
         self._pool = pool
         self._ledger = ledger
-        self._num_host_pages = num_host_pages
-        self._num_disk_pages = num_disk_pages
-        self._layer_bytes = tuple(layer.bytes_per_token(tp_size) for layer in layers)
+        self._layer_bytes = tuple(layer.bytes_per_token(plan.tp_size) for layer in plan.layers)
 
     def __repr__(self) -> str:
-        return f"RoleView({self._role}, {self.num_layers} layers, {self._pool!r})"
+        return f"RoleView({self.role}, {self.num_layers} layers, {self._pool!r})"
 
     @property
     def role(self) -> str:
         """`target` or `draft`."""
-        return self._role
+        return self._plan.role
 
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The layers of this role on this rank, in order."""
-        return self._layers
+        return self._plan.layers
 
     @property
-    def layer_ids(self) -> tuple[int, ...]:
-        """The index of each of `layers` in the whole model."""
-        return self._layer_ids
+    def layer_indices(self) -> tuple[int, ...]:
+        """The number of each of `layers` in its model, from 0."""
+        return self._plan.layer_indices
+
+    @property
+    def plan(self) -> RolePlan:
+        """What the plan gives this role on this rank."""
+        return self._plan
 
     @property
     def num_layers(self) -> int:
         """Layers of this role on this rank."""
-        return len(self._layers)
+        return len(self._plan.layers)
 
     @property
     def pool(self) -> Pool:
@@ -87,18 +73,18 @@ class RoleView:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device."""
-        return self._pool.num_bytes
+        """Planned bytes on the device."""
+        return self._plan.device_bytes
 
     @property
     def host_bytes(self) -> int:
         """Planned bytes in host memory."""
-        return self._num_host_pages * self.page_bytes
+        return self._plan.host_bytes
 
     @property
     def disk_bytes(self) -> int:
         """Planned bytes on disk."""
-        return self._num_disk_pages * self.page_bytes
+        return self._plan.disk_bytes
 
     def get_cache_size_per_token(self, num_layers: int | None = None) -> int:
         """Return the bytes that one token takes in this role on this rank.
@@ -117,7 +103,7 @@ class RoleView:
             or not 0 <= num_layers <= self.num_layers
         ):
             raise ValueError(
-                f"num_layers is {num_layers!r}; the {self._role} has {self.num_layers} layers on "
+                f"num_layers is {num_layers!r}; the {self.role} has {self.num_layers} layers on "
                 "this rank"
             )
         return sum(self._layer_bytes[:num_layers])
@@ -127,7 +113,7 @@ class RoleView:
 
         `live_bytes` belongs to open requests, `cached_bytes` can be reused by later ones,
         `free_bytes` is allocatable now, `fenced_bytes` waits for a step, and `reserved_bytes` is
-        page 0. They add up to `device_bytes`.
+        page 0. They add up to the bytes of the pool.
         """
         return self.usage_of(self._ledger.stats())
 
@@ -138,15 +124,5 @@ class RoleView:
         return {f"{state}_bytes": pages[state] * self.page_bytes for state in states}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return sizes as plain values."""
-        return {
-            "role": self._role,
-            "num_layers": self.num_layers,
-            "layer_ids": list(self._layer_ids),
-            "bytes_per_token": self.get_cache_size_per_token(),
-            "num_pages": self.num_pages,
-            "page_bytes": self.page_bytes,
-            "device_bytes": self.device_bytes,
-            "host_bytes": self.host_bytes,
-            "disk_bytes": self.disk_bytes,
-        }
+        """Return what the plan gives this role, as plain values."""
+        return {"role": self.role, **self._plan.to_dict()}

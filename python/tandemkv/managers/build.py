@@ -1,0 +1,126 @@
+"""From a plan to the managers of one rank."""
+
+from __future__ import annotations
+
+from tandemkv._core import Ledger
+from tandemkv.config import check_count
+from tandemkv.errors import ConfigError, PoolError
+from tandemkv.managers.layout import KvLayout, page_layout
+from tandemkv.managers.limits import Limits
+from tandemkv.managers.managers import Managers
+from tandemkv.managers.pools import Backend, Pool, check_device
+from tandemkv.managers.views import RoleView
+from tandemkv.planning import Plan
+from tandemkv.planning.result import RolePlan
+
+
+def build_managers(
+    plan: Plan,
+    rank: int = 0,
+    device: str = "cpu",
+    *,
+    materialize: bool = True,
+    backend: Backend = "numpy",
+    kv_layout: KvLayout = "NHD",
+    same_stream: bool = False,
+    disaggregated: bool = False,
+    num_dummy_requests: int | None = None,
+) -> Managers:
+    """Build the ledger, the pools and the views of one rank.
+
+    Every rank's ledger counts for both roles, so that all ranks decide alike; a rank without draft
+    layers has no draft view and no draft memory.
+
+    Args:
+        plan: what `tandemkv.plan` returned.
+        rank: the rank, `pp_rank * tp_size + tp_rank`.
+        device: where the pools are: `cpu`. `cuda:N` is refused, except for bookkeeping.
+        materialize: False builds no pools, for engines that own the memory and for replays.
+        backend: what holds the pools: `numpy`, or `torch` where it is installed.
+        kv_layout: order inside a key or value buffer: tokens first (`NHD`), heads first (`HND`).
+        same_stream: the engine runs all steps in order on one stream, so freed pages need not
+            wait for the steps that were running.
+        disaggregated: prefill and decode run on different engines, so that requests in transfer
+            keep their rows: twice the rows.
+        num_dummy_requests: rows kept for `add_dummy_requests`; None: one per draft length from 0
+            to `max_draft_len`, and one more under attention data parallelism.
+
+    Raises:
+        ConfigError: no such rank, or `num_dummy_requests` is not an int >= 0.
+        PoolError: an unknown device, backend or layout, or a pool that differs from the plan or is
+            too large for 32-bit page indices.
+        DeviceUnavailableError: pools on a CUDA device.
+    """
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < len(plan.ranks):
+        raise ConfigError(
+            f"rank is {rank!r}; the plan has ranks 0 to {len(plan.ranks) - 1}",
+            field="rank",
+            value=rank,
+        )
+    check_device(device, materialize=materialize)
+    limits = _limits(plan, disaggregated, num_dummy_requests)
+    ledger = Ledger(
+        tokens_per_block=limits.tokens_per_block,
+        num_pages=limits.num_pages,
+        max_sequences=limits.max_sequences,
+        max_seq_len=limits.max_seq_len,
+        has_draft=limits.has_draft,
+        extra_tokens=limits.extra_tokens,
+        reserve_tokens=limits.reserve_tokens,
+        lookahead=plan.lookahead,
+        reuse=plan.config.enable_block_reuse,
+        partial_reuse=plan.config.enable_partial_reuse,
+        same_stream=same_stream,
+    )
+    share = plan.ranks[rank]
+
+    def view(role: RolePlan) -> RoleView:
+        pool = _pool(plan, role, kv_layout, backend, materialize)
+        return RoleView(role, pool=pool, ledger=ledger)
+
+    draft = None if share.draft is None else view(share.draft)
+    return Managers(ledger, limits, target=view(share.target), draft=draft)
+
+
+def _limits(plan: Plan, disaggregated: bool, num_dummies: int | None) -> Limits:
+    speculative = plan.speculative
+    if num_dummies is None:
+        # CUDA graphs are captured per draft length, and each needs a padding request; under
+        # attention data parallelism an idle rank runs one as well.
+        num_dummies = 1 + (0 if speculative is None else speculative.max_draft_len)
+        num_dummies += plan.mapping.enable_attention_dp
+    check_count("num_dummy_requests", num_dummies, least=0)
+    # Each pipeline stage has a micro-batch in flight, and all of them hold rows on every rank.
+    max_requests = plan.max_batch_size * plan.mapping.pp_size * (2 if disaggregated else 1)
+    return Limits(
+        tokens_per_block=plan.tokens_per_block,
+        num_pages=(plan.num_blocks,),
+        max_requests=check_count("max_batch_size * pp_size", max_requests),
+        max_dummies=num_dummies,
+        max_seq_len=plan.max_seq_len,
+        extra_tokens=plan.extra_tokens,
+        reserve_tokens=plan.reserve_tokens,
+        has_draft=plan.has_draft,
+    )
+
+
+def _pool(
+    plan: Plan, role: RolePlan, kv_layout: KvLayout, backend: Backend, materialize: bool
+) -> Pool:
+    if role.num_pages != plan.num_blocks:
+        raise PoolError(
+            f"the {role.role} has {role.num_pages} pages, the plan {plan.num_blocks} blocks"
+        )
+    layout = page_layout(
+        role.layers,
+        tp_size=role.tp_size,
+        tokens_per_block=plan.tokens_per_block,
+        kv_layout=kv_layout,
+    )
+    return Pool(
+        layout,
+        num_pages=role.num_pages,
+        planned_bytes=role.device_bytes - role.fixed_bytes,
+        backend=backend,
+        materialize=materialize,
+    )
