@@ -54,10 +54,10 @@ class ManagerStats:
 
     @property
     def usage_ratio(self) -> float:
-        """Live and fenced pages / pages that requests can own, in the fullest class."""
+        """Pages that nothing new can take / pages that requests can own, in the fullest class."""
         classes: list[dict[str, int]] = self.ledger["classes"]
         return max(
-            (pages["live"] + pages["fenced"]) / (pages["total"] - pages["reserved"])
+            1 - (pages["free"] + pages["evictable"]) / (pages["total"] - pages["reserved"])
             for pages in classes
         )
 

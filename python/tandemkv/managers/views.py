@@ -111,16 +111,17 @@ class RoleView:
     def usage(self) -> dict[str, int]:
         """Return what this role's pages hold now, in bytes, from the ledger that decides.
 
-        `live_bytes` belongs to open requests, `cached_bytes` can be reused by later ones,
-        `free_bytes` is allocatable now, `fenced_bytes` waits for a step, and `reserved_bytes` is
-        page 0. They add up to the bytes of the pool.
+        `live_bytes` belongs to one open request each, `cached_bytes` to the prefix tree, of which
+        `evictable_bytes` no open request stands on; `free_bytes` is allocatable now,
+        `fenced_bytes` waits for a step, and `reserved_bytes` is page 0. Without `evictable_bytes`
+        they add up to the bytes of the pool.
         """
         return self.usage_of(self._ledger.stats())
 
     def usage_of(self, stats: dict[str, Any]) -> dict[str, int]:
         """Return `usage()` for statistics of the ledger already at hand."""
         (pages,) = stats["classes"]  # every layer keeps all tokens: one class
-        states = ("live", "cached", "free", "fenced", "reserved")
+        states = ("live", "cached", "evictable", "free", "fenced", "reserved")
         return {f"{state}_bytes": pages[state] * self.page_bytes for state in states}
 
     def to_dict(self) -> dict[str, Any]:
