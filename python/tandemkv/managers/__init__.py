@@ -1,1 +1,22 @@
-"""The managers: batches, request ids and pools over one ledger."""
+"""The managers: request ids, steps, pools and views over one ledger for target and draft."""
+
+from __future__ import annotations
+
+from tandemkv.managers.admission import Refusal
+from tandemkv.managers.batch import Batch, RequestIds
+from tandemkv.managers.build import build_managers
+from tandemkv.managers.managers import Managers
+from tandemkv.managers.pools import Pool
+from tandemkv.managers.stats import ManagerStats
+from tandemkv.managers.views import RoleView
+
+__all__ = [
+    "Batch",
+    "ManagerStats",
+    "Managers",
+    "Pool",
+    "Refusal",
+    "RequestIds",
+    "RoleView",
+    "build_managers",
+]
