@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tandemkv.errors import BatchError
 from tandemkv.managers.accepted import padded
 from tandemkv.managers.batch import Batch, RequestIds

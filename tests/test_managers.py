@@ -19,6 +19,7 @@ from managers_setup import (
     small_managers,
     small_plan,
 )
+
 from tandemkv.errors import (
     BatchError,
     ConfigError,

@@ -14,6 +14,7 @@ from managers_setup import (
     run,
     small_managers,
 )
+
 from tandemkv.errors import (
     BatchError,
     LedgerError,

@@ -20,6 +20,7 @@ from managers_setup import (
     small_managers,
     small_plan,
 )
+
 from tandemkv.errors import LedgerError, RequestError, StepError
 from tandemkv.managers import Batch, Managers, build_managers
 

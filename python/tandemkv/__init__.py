@@ -4,25 +4,52 @@ import warnings as _warnings
 
 from tandemkv import _core
 from tandemkv.config import KvCacheConfig, Mapping, SpeculativeConfig
-from tandemkv.errors import BudgetError, ConfigError, GeometryError, UnsupportedModelError
+from tandemkv.errors import (
+    BatchError,
+    BudgetError,
+    ConfigError,
+    DeviceUnavailableError,
+    GeometryError,
+    LedgerError,
+    PoolError,
+    RequestError,
+    SequencesOpenError,
+    StepError,
+    TandemkvError,
+    UnsupportedModelError,
+)
 from tandemkv.geometry import Layer, ModelGeometry, SideBuffer
+from tandemkv.managers import Batch, Managers, Refusal, RequestIds, build_managers
 from tandemkv.planning import ByteSplit, Plan, plan, split_budget
 
 __version__: str = _core.__version__
 __all__ = [
+    "Batch",
+    "BatchError",
     "BudgetError",
     "ByteSplit",
     "ConfigError",
+    "DeviceUnavailableError",
     "GeometryError",
     "KvCacheConfig",
     "Layer",
+    "LedgerError",
+    "Managers",
     "Mapping",
     "ModelGeometry",
     "Plan",
+    "PoolError",
+    "Refusal",
+    "RequestError",
+    "RequestIds",
+    "SequencesOpenError",
     "SideBuffer",
     "SpeculativeConfig",
+    "StepError",
+    "TandemkvError",
     "UnsupportedModelError",
     "__version__",
+    "build_managers",
     "plan",
     "split_budget",
 ]
