@@ -64,6 +64,7 @@ def test_a_cache_config_stores_bytes_and_is_immutable():
     [
         ({"tp_size": 0}, "tp_size", ("0",)),
         ({"pp_size": "2"}, "pp_size", ("'2'",)),
+        ({"tp_size": 512, "pp_size": 256}, "tp_size", ("131072 ranks", "65536")),
         ({"pp_size": 2, "pp_partition": [1, 2, 3]}, "pp_partition", ("3 entries", "2")),
         ({"pp_size": 2, "pp_partition": "11"}, "pp_partition", ("'11'",)),
         ({"pp_size": 2, "pp_partition": [4, 0]}, "an entry of pp_partition", ("0",)),

@@ -329,6 +329,11 @@ def test_more_pages_than_a_block_table_addresses_are_refused():
 @pytest.mark.parametrize(
     ("arguments", "field", "words"),
     [
+        ({"target": "config.json"}, "target", ("'config.json'", "ModelGeometry")),
+        ({"draft": "config.json", "speculative": spec()}, "draft", ("ModelGeometry",)),
+        ({"config": {}}, "config", ("KvCacheConfig",)),
+        ({"mapping": 8}, "mapping", ("8", "Mapping")),
+        ({"speculative": "eagle3"}, "speculative", ("'eagle3'", "SpeculativeConfig")),
         ({"draft": model(gqa(1), "draft")}, "speculative", ("None",)),
         ({"speculative": spec()}, "draft", ("eagle3_one_model",)),
         (

@@ -10,6 +10,16 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = [
+    "DEBUG_BUILD",
+    "Ledger",
+    "__version__",
+    "cost_tokens",
+    "layer_bytes_per_token",
+    "split_bytes",
+    "split_pages",
+]
+
 __version__: str
 DEBUG_BUILD: bool
 

@@ -13,6 +13,9 @@ from tandemkv.sizes import parse_size
 MAX_INT32 = 2**31 - 1
 """Tokens, rows and pages are signed 32-bit in the ledger's arrays."""
 
+MAX_RANKS = 2**16
+"""Most ranks of a layout; each has its own entry in a plan."""
+
 
 def check_count(field: str, value: object, *, least: int = 1) -> int:
     """Return `value` if it is an integer in `least ..= MAX_INT32`.
@@ -147,9 +150,9 @@ class Mapping:
             `tp_size`: every `draft_tp_size` consecutive ranks hold a whole draft.
 
     Raises:
-        ConfigError: a size that is not an integer >= 1, a partition whose length is not
-            `pp_size`, or a `draft_tp_size` that does not divide `tp_size` or contradicts
-            attention data parallelism.
+        ConfigError: a size that is not an integer >= 1, more than `MAX_RANKS` ranks, a partition
+            whose length is not `pp_size`, or a `draft_tp_size` that does not divide `tp_size` or
+            contradicts attention data parallelism.
     """
 
     tp_size: int
@@ -170,6 +173,13 @@ class Mapping:
         check_count("tp_size", tp_size)
         check_count("pp_size", pp_size)
         _check_bool("enable_attention_dp", enable_attention_dp)
+        if tp_size * pp_size > MAX_RANKS:
+            raise ConfigError(
+                f"tp_size {tp_size} times pp_size {pp_size} is {tp_size * pp_size} ranks; at most "
+                f"{MAX_RANKS} are planned",
+                field="tp_size",
+                value=tp_size,
+            )
         partition = None if pp_partition is None else _partition(pp_partition, pp_size)
         if draft_tp_size is not None:
             _check_draft_tp(draft_tp_size, tp_size, enable_attention_dp)

@@ -64,6 +64,13 @@ def plan(
         ConfigError: arguments that contradict each other.
     """
     mapping = Mapping() if mapping is None else mapping
+    _check_type("target", target, ModelGeometry)
+    _check_type("config", config, KvCacheConfig)
+    _check_type("mapping", mapping, Mapping)
+    if draft is not None:
+        _check_type("draft", draft, ModelGeometry)
+    if speculative is not None:
+        _check_type("speculative", speculative, SpeculativeConfig)
     _check_roles(target, draft, mapping, speculative)
     max_seq_len = _max_seq_len(target, config, speculative)
     targets = _stages(
@@ -91,6 +98,13 @@ def plan(
         ranks=_ranks(config, mapping, targets, drafts, splits),
         notes=_position_notes(target, draft, max_seq_len),
     )
+
+
+def _check_type(field: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"{field} is {value!r}; a tandemkv.{kind.__name__} is needed", field=field, value=value
+        )
 
 
 def _check_roles(
