@@ -31,7 +31,7 @@ class _Stage:
 
 @dataclass(frozen=True, slots=True)
 class _TierSplit:
-    """Pages of a tier, and (target, draft, slack) bytes per rank; zeros on an unused tier."""
+    """Pages of a tier, and (target, draft, slack) bytes per stage; zeros on an unused tier."""
 
     pages: int
     shares: tuple[tuple[int, int, int], ...]
@@ -186,17 +186,22 @@ def _split_tier(
 ) -> _TierSplit:
     budget = config.tier_bytes(tier)
     if budget == 0:
-        return _TierSplit(0, ((0, 0, 0),) * mapping.world_size)
-    per_stage = mapping.tp_size
+        return _TierSplit(0, ((0, 0, 0),) * mapping.pp_size)
+
+    def every_rank(stages: Sequence[_Stage]) -> list[tuple[int, int]]:
+        return [cost for stage in stages for cost in [stage.cost] * mapping.tp_size]
+
     pages, ranks = _core.split_pages(
         tier=tier,
         tokens_per_block=config.tokens_per_block,
         budget_bytes=[budget] * mapping.world_size,
-        target=[stage.cost for stage in targets for _ in range(per_stage)],
-        draft=[stage.cost for stage in drafts for _ in range(per_stage)],
+        target=every_rank(targets),
+        draft=every_rank(drafts),
     )
     assert pages is not None, "a target has layers, and every layer costs bytes per token"
-    return _TierSplit(pages, tuple((target, draft, slack) for _, target, draft, slack in ranks))
+    # The ranks of a stage are alike: its first one speaks for all.
+    firsts = ranks[:: mapping.tp_size]
+    return _TierSplit(pages, tuple((target, draft, slack) for _, target, draft, slack in firsts))
 
 
 def _ranks(
@@ -209,8 +214,7 @@ def _ranks(
     ranks: list[RankPlan] = []
     for pp_rank, (target, draft) in enumerate(zip(targets, drafts, strict=True)):
         # Ranks of a stage hold the same layers and bytes, so they share these (frozen) parts.
-        first = pp_rank * mapping.tp_size
-        shares = {tier: split.shares[first] for tier, split in splits.items()}
+        shares = {tier: split.shares[pp_rank] for tier, split in splits.items()}
         target_plan = _role("target", target, config, splits, [shares[t][0] for t in TIERS])
         draft_plan = (
             _role("draft", draft, config, splits, [shares[t][1] for t in TIERS])
@@ -225,7 +229,7 @@ def _ranks(
         )
         ranks += [
             RankPlan(
-                rank=first + tp_rank,
+                rank=pp_rank * mapping.tp_size + tp_rank,
                 pp_rank=pp_rank,
                 tp_rank=tp_rank,
                 target=target_plan,
