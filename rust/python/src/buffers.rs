@@ -3,7 +3,7 @@
 //! A call reads its inputs and writes its outputs in place while it runs. The GIL may be released
 //! meanwhile, so the caller must not write to them from another thread, as with any NumPy call.
 
-use pyo3::buffer::{Element, PyBuffer};
+use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
 use pyo3::prelude::*;
 
 use crate::errors::misuse;
@@ -29,31 +29,43 @@ impl Named for u8 {
     const NAME: &'static str = "uint8";
 }
 
-fn open<T: Element + Named>(
-    value: &Bound<'_, PyAny>,
+/// What is wrong with a value that is no array of `wanted`.
+fn wrong_dtype(value: &Bound<'_, PyAny>, argument: &str, wanted: &str) -> PyErr {
+    let message = format!(
+        "{argument} must be an array of {wanted}, got {}",
+        describe(value)
+    );
+    misuse(value.py(), "dtype", &message)
+}
+
+fn check_layout(
+    buffer: &PyUntypedBuffer,
+    py: Python<'_>,
     argument: &str,
     dims: usize,
-) -> PyResult<PyBuffer<T>> {
-    let buffer = PyBuffer::<T>::get(value).map_err(|_| {
-        let found = describe(value);
-        misuse(
-            value.py(),
-            "dtype",
-            &format!("{argument} must be an array of {}, got {found}", T::NAME),
-        )
-    })?;
+) -> PyResult<()> {
     if buffer.dimensions() != dims {
         let found = buffer.dimensions();
         let message = format!("{argument} must have {dims} dimensions, got {found}");
-        return Err(misuse(value.py(), "shape", &message));
+        return Err(misuse(py, "shape", &message));
     }
     if !buffer.is_c_contiguous() {
         let message = format!(
             "{argument} must be C-contiguous, got strides {:?}",
             buffer.strides()
         );
-        return Err(misuse(value.py(), "contiguity", &message));
+        return Err(misuse(py, "contiguity", &message));
     }
+    Ok(())
+}
+
+fn open<T: Element + Named>(
+    value: &Bound<'_, PyAny>,
+    argument: &str,
+    dims: usize,
+) -> PyResult<PyBuffer<T>> {
+    let buffer = PyBuffer::<T>::get(value).map_err(|_| wrong_dtype(value, argument, T::NAME))?;
+    check_layout(&buffer, value.py(), argument, dims)?;
     Ok(buffer)
 }
 
@@ -142,21 +154,19 @@ pub enum Tokens {
 
 impl Tokens {
     pub fn new(value: &Bound<'_, PyAny>, argument: &str, dims: usize) -> PyResult<Self> {
-        if PyBuffer::<i64>::get(value).is_ok() {
-            let wide = Input::<i64>::new(value, argument, dims)?;
-            let narrow = wide
-                .slice()
-                .iter()
-                .map(|&token| u32::try_from(token).unwrap_or(u32::MAX))
-                .collect();
-            return Ok(Self::Wide(narrow, wide));
+        let wrong = |_| wrong_dtype(value, argument, "int32 or int64");
+        let buffer = PyUntypedBuffer::get(value).map_err(wrong)?;
+        check_layout(&buffer, value.py(), argument, dims)?;
+        if buffer.item_size() == size_of::<i32>() {
+            return Ok(Self::Narrow(Input(buffer.into_typed().map_err(wrong)?)));
         }
-        if PyBuffer::<i32>::get(value).is_err() {
-            let found = describe(value);
-            let message = format!("{argument} must be an array of int32 or int64, got {found}");
-            return Err(misuse(value.py(), "dtype", &message));
-        }
-        Input::new(value, argument, dims).map(Self::Narrow)
+        let wide = Input::<i64>(buffer.into_typed().map_err(wrong)?);
+        let narrow = wide
+            .slice()
+            .iter()
+            .map(|&token| u32::try_from(token).unwrap_or(u32::MAX))
+            .collect();
+        Ok(Self::Wide(narrow, wide))
     }
 
     pub fn slice(&self) -> &[u32] {
