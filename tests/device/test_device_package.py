@@ -6,6 +6,7 @@ import importlib
 import re
 
 import pytest
+
 from tandemkv.device import kernels
 
 

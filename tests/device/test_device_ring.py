@@ -8,6 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from tandemkv.device import StagingRing
 from tandemkv.device.ring import Event
 from tandemkv.errors import RingFullError

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Runs the device tests and the device benchmark on a machine with a GPU, in under five minutes, and
+# writes benchmarks/results/<date>-<device>.json. PYTHON names the interpreter that has tandemkv,
+# CuPy and the test packages; without it .venv's is taken.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+PYTHON=${PYTHON:-.venv/bin/python}
+
+if ! reason=$("$PYTHON" scripts/gpu_present.py 2>&1); then
+  echo "gpu_check: ${reason%%$'\n'*}" >&2
+  exit 2
+fi
+echo "gpu_check: $reason"
+timeout 150 "$PYTHON" -m pytest tests/device -q -p no:cacheprovider \
+  --deselect tests/device/test_device_mutations.py::test_every_mutation_is_noticed
+timeout 140 "$PYTHON" benchmarks/device_tables.py --results benchmarks/results
