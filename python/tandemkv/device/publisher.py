@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +13,7 @@ from tandemkv.device.groups import OffsetGroups
 from tandemkv.device.ring import CudaDevice, StagingRing, WhenFull
 from tandemkv.errors import TandemkvError
 
-WriteTable = Callable[[NDArray[np.int32], NDArray[np.int32]], None]
+WriteTable = Callable[[NDArray[np.int32], NDArray[np.int32]], object]
 """Fills int32 [classes, n, width] pages and int32 [classes, n] used counts: `Ledger.table`."""
 
 
@@ -49,6 +50,7 @@ class TablePublisher:
         self._width = width
         self._max_sequences = max_sequences
         self._on_gpu = name == "cuda"
+        self._lock = threading.Lock()  # a ring belongs to one thread at a time
         num_tables = len(groups.num_pages)
         self._ring = StagingRing(
             num_slots,
@@ -73,7 +75,6 @@ class TablePublisher:
         destination: object,
         *,
         num_padding_rows: int = 0,
-        groups: OffsetGroups | None = None,
         stream: object | None = None,
     ) -> None:
         """Write the kernel indices of a batch into `destination`.
@@ -83,19 +84,31 @@ class TablePublisher:
             num_sequences: sequences of the batch.
             destination: int32 [groups, num_sequences + num_padding_rows or more, 2, width].
             num_padding_rows: rows of zeros after them, for a captured graph's larger batch.
-            groups: groups to write instead of all: those of one role.
             stream: the engine's stream; needed when `destination` is on a GPU.
 
         Raises:
             ArrayError, DeviceUnavailableError: see `copy_batch_block_offsets`.
             RingFullError: see `StagingRing.acquire`.
-            ValueError: more rows than `max_sequences`.
+            ValueError: more rows than `max_sequences`, or a negative number of padding rows.
         """
         num_rows = num_sequences + num_padding_rows
         if num_rows > self._max_sequences:
             raise ValueError(
                 f"{num_rows} rows exceed the {self._max_sequences} that the publisher was built for"
             )
+        if num_padding_rows < 0:
+            raise ValueError(f"num_padding_rows must be at least 0, not {num_padding_rows}")
+        with self._lock:
+            self._publish(write_table, num_sequences, num_rows, destination, stream)
+
+    def _publish(
+        self,
+        write_table: WriteTable,
+        num_sequences: int,
+        num_rows: int,
+        destination: object,
+        stream: object | None,
+    ) -> None:
         num_tables = len(self._groups.num_pages)
         slot = self._ring.acquire()
         try:
@@ -111,7 +124,7 @@ class TablePublisher:
             copy_batch_block_offsets(
                 pages.reshape(num_tables, num_sequences, self._width),
                 index,
-                self._groups if groups is None else groups,
+                self._groups,
                 destination,
                 used=lengths,
                 backend="cuda" if self._on_gpu else "cpu",

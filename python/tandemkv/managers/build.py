@@ -76,7 +76,7 @@ def build_managers(
 
     def view(role: RolePlan) -> RoleView:
         pool = _pool(plan, role, kv_layout, backend, materialize)
-        return RoleView(role, pool=pool, ledger=ledger)
+        return RoleView(role, pool=pool, ledger=ledger, device=device)
 
     draft = None if share.draft is None else view(share.draft)
     return Managers(ledger, limits, target=view(share.target), draft=draft)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tandemkv.managers.admission import Refusal, dummies_fit, dummy_admission
 from tandemkv.managers.arrays import int_array
 from tandemkv.managers.batch import Batch, RequestIds
 from tandemkv.managers.limits import Limits
+from tandemkv.managers.offsets import BlockOffsets
 from tandemkv.managers.preparation import Preparation, hold, name_request, pick
 from tandemkv.managers.registry import Registry
 from tandemkv.managers.stats import DUMMY_COUNTERS, ManagerStats
@@ -52,6 +54,8 @@ class Managers:
         self._now = 0.0
         self._preparation = Preparation(ledger, limits, self._registry)
         self._dummy_totals = dict.fromkeys(DUMMY_COUNTERS, 0)
+        for view in self.views:
+            view.attach(self.block_tables)
 
     # --- what is here -------------------------------------------------------------------------
 
@@ -322,6 +326,16 @@ class Managers:
                 used = np.empty(shape, np.int32)
             self._ledger.table(handles, out, used)
             return out, used
+
+    @cached_property
+    def block_offsets(self) -> BlockOffsets:
+        """What writes the kernel indices of both roles in one launch.
+
+        Its `groups` are the target's and then the draft's, its `copy` takes the arguments of
+        `RoleView.copy_batch_block_offsets`, which writes one role and says what is raised.
+        """
+        pools = [view.pool for view in self.views]
+        return BlockOffsets(pools, self._ledger, self.block_tables, self._target.device)
 
     # --- requests -----------------------------------------------------------------------------
 

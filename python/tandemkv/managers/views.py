@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
+from functools import cached_property
 from typing import Any
 
 from tandemkv._core import Ledger
+from tandemkv.errors import PoolError
 from tandemkv.geometry.layers import Layer
+from tandemkv.managers.offsets import BlockOffsets, BlockTables, KernelGroup, kernel_groups
 from tandemkv.managers.pools import Pool
 from tandemkv.planning.result import RolePlan
 
@@ -20,10 +24,13 @@ class RoleView:
         plan: the role's share of the rank.
         pool: its memory on the device.
         ledger: the ledger that both roles share.
+        device: where the tables of this role are read: `cpu`, or `cuda:N`.
     """
 
-    def __init__(self, plan: RolePlan, *, pool: Pool, ledger: Ledger) -> None:
+    def __init__(self, plan: RolePlan, *, pool: Pool, ledger: Ledger, device: str = "cpu") -> None:
         self._plan = plan
+        self._device = device
+        self._block_tables: BlockTables | None = None
         self._pool = pool
         self._ledger = ledger
         self._layer_bytes = tuple(layer.bytes_per_token(plan.tp_size) for layer in plan.layers)
@@ -60,6 +67,11 @@ class RoleView:
     def pool(self) -> Pool:
         """The memory of the device tier."""
         return self._pool
+
+    @property
+    def device(self) -> str:
+        """Where the tables of this role are read: `cpu`, or `cuda:N`."""
+        return self._device
 
     @property
     def num_pages(self) -> int:
@@ -107,6 +119,61 @@ class RoleView:
                 "this rank"
             )
         return sum(self._layer_bytes[:num_layers])
+
+    def attach(self, block_tables: BlockTables) -> None:
+        """Say who reads the tables of requests; `Managers` does, when it is built."""
+        self._block_tables = block_tables
+
+    @cached_property
+    def block_offsets(self) -> BlockOffsets:
+        """What writes this role's kernel indices; built when it is first used.
+
+        Raises:
+            PoolError: the pool's layout has no kernel indices, or the view has no managers.
+            DeviceUnavailableError: the device is a GPU and there is none.
+        """
+        if self._block_tables is None:
+            raise PoolError(f"the view of the {self.role} belongs to no managers")
+        return BlockOffsets([self._pool], self._ledger, self._block_tables, self._device)
+
+    @property
+    def kernel_groups(self) -> tuple[KernelGroup, ...]:
+        """The groups of this role in `copy_batch_block_offsets`, in order.
+
+        Raises:
+            PoolError: a layer that no whole index reaches.
+        """
+        return kernel_groups(self._pool.layout)
+
+    def copy_batch_block_offsets(
+        self,
+        dst: object,
+        request_ids: Iterable[Hashable],
+        *,
+        num_padding_rows: int = 0,
+        stream: object | None = None,
+    ) -> None:
+        """Write the kernel indices of a batch, as attention kernels read them.
+
+        `dst[g, i, 0, b]` becomes the K index of block b of request i in kernel group g, and
+        `dst[g, i, 1, b]` its V index; blocks that a request does not have give 0 in both. Rows
+        after the batch stay as they are, except for the padding rows, which become 0.
+
+        Args:
+            dst: int32 [kernel groups, requests + padding rows or more, 2, row width], in memory of
+                the managers' device.
+            request_ids: the open requests, in batch order.
+            num_padding_rows: rows to clear after them, for a captured graph's larger batch.
+            stream: the engine's stream, needed on a GPU: the write is queued there.
+
+        Raises:
+            ArrayError: `dst` has another form, or lies elsewhere; nothing was written.
+            RequestError: an id that is not open.
+            ValueError: more rows than the ledger has, or a negative number of padding rows.
+            PoolError: a layer that no whole index reaches.
+            DeviceUnavailableError: the device is a GPU and there is none.
+        """
+        self.block_offsets.copy(dst, request_ids, num_padding_rows=num_padding_rows, stream=stream)
 
     def usage(self) -> dict[str, int]:
         """Return what this role's pages hold now, in bytes, from the ledger that decides.
