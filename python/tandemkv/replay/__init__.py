@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from tandemkv.replay.cache_only import replay_cache
 from tandemkv.replay.formats import read_trace
+from tandemkv.replay.report import ReplayReport, ServingReport
 from tandemkv.replay.trace import HashRule, TimeUnit, Trace
 
-__all__ = ["HashRule", "TimeUnit", "Trace", "read_trace"]
+__all__ = [
+    "HashRule",
+    "ReplayReport",
+    "ServingReport",
+    "TimeUnit",
+    "Trace",
+    "read_trace",
+    "replay_cache",
+]

@@ -98,6 +98,26 @@ class Trace:
             tokens[: hashed_end - start] = expanded[skipped : skipped + hashed_end - start]
         return tokens
 
+    def tokens_at(
+        self, index: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.int32]:
+        """Return tokens of several requests at once.
+
+        Args:
+            index: i64[n], requests.
+            positions: i64[n, m], positions in the prompt followed by the output of each.
+
+        Returns:
+            i32[n, m], the same tokens that `text` gives.
+        """
+        unique = np.repeat((UNIQUE_BASE + index).astype(np.int32), positions.shape[1])
+        tokens = unique.reshape(positions.shape)
+        hashed = positions < self.hashed_tokens[index][:, None]
+        if self.block_tokens is not None and hashed.any():
+            places = self.hash_offsets[index][:, None] + positions // self.block_tokens
+            tokens[hashed] = self.hash_numbers[places[hashed]]
+        return tokens
+
     def check_block(self, tokens_per_block: int) -> None:
         """Check that a ledger block never spans two hash blocks.
 

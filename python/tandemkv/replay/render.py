@@ -1,0 +1,154 @@
+"""A replay's report on a terminal."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.table import Table
+
+from tandemkv.replay.report import DEFINITIONS, ReplayReport, ServingReport
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 64
+
+Line = tuple[str, str, str]
+
+
+def print_report(report: ReplayReport, console: Console) -> None:
+    """Print figures with their definitions, and pages over time."""
+    table = Table(title=f"Replay of {report.trace} ({report.mode})", title_justify="left")
+    table.add_column("")
+    table.add_column("value", justify="right")
+    table.add_column("meaning", overflow="fold", style="dim")
+    for name, value, meaning in report_lines(report):
+        table.add_row(name, value, meaning)
+    console.print(table)
+    console.print(_pages_text(report), highlight=False)
+    for request, reason in report.unservable:
+        console.print(f"request {request} can never be served: {reason}", highlight=False)
+    more = report.refused_requests - len(report.unservable)
+    if more > 0:
+        console.print(f"and {more} more", highlight=False)
+
+
+def report_lines(report: ReplayReport) -> list[Line]:
+    """Return (name, value, meaning) of every figure, in the order they are shown."""
+    prompts = report.prompts
+    lines: list[Line] = [
+        ("requests", f"{prompts.requests:,}", f"{prompts.prompt_tokens:,} prompt tokens"),
+        (
+            "usable pages",
+            f"{report.usable_pages:,}",
+            f"{report.tokens_per_block} tokens each, "
+            f"{report.usable_pages * report.tokens_per_block:,} tokens in all",
+        ),
+        _ratio("hit_ratio_full_blocks", report.hit_ratio_full_blocks),
+        _ratio("hit_ratio_blocks", report.hit_ratio_blocks),
+        _ratio("hit_ratio_tokens", report.hit_ratio_tokens),
+        ("hit blocks", f"{report.hit_blocks:,}", DEFINITIONS["hits"]),
+        ("evicted blocks", f"{report.evicted_blocks:,}", "cached blocks given up for new ones"),
+        _count("refused_requests", report.refused_requests),
+    ]
+    if report.serving is not None:
+        lines += _serving_lines(report, report.serving)
+    share = report.peak_used_pages / report.usable_pages
+    per = "request" if report.mode == "cache-only" else "step"
+    return [
+        *lines,
+        (
+            "peak used pages",
+            f"{report.peak_used_pages:,}",
+            f"{share:.1%} of the pool; {DEFINITIONS['used_pages']}",
+        ),
+        ("peak cached pages", f"{report.peak_cached_pages:,}", DEFINITIONS["cached_pages"]),
+        (
+            f"ledger, µs per {per}",
+            f"{report.ledger_us_per_step:.1f}",
+            DEFINITIONS["ledger_us_per_step"],
+        ),
+    ]
+
+
+def _serving_lines(report: ReplayReport, serving: ServingReport) -> list[Line]:
+    shortage = (
+        "demand never exceeded the pool"
+        if serving.first_shortage_ms is None
+        else f"demand first exceeded the pool at {serving.first_shortage_ms / 1000:,.1f} s"
+    )
+    lines: list[Line] = [
+        (
+            "served requests",
+            f"{serving.served_requests:,}",
+            f"in {serving.steps:,} steps, {serving.duration_ms / 1000:,.1f} s of virtual time",
+        ),
+        ("refused admissions", f"{serving.refused_admissions:,}", shortage),
+        ("refused growths", f"{serving.refused_grows:,}", "of running requests, per step"),
+        (
+            "preemptions",
+            f"{serving.preemptions:,}",
+            f"{serving.recomputed_tokens:,} tokens run again, "
+            f"{serving.resumed_hit_tokens:,} found cached again",
+        ),
+        (
+            "running at once",
+            f"{serving.peak_running_requests:,}",
+            f"at most; {serving.generated_tokens:,} tokens generated",
+        ),
+    ]
+    if serving.queue_ms_p50 is not None and serving.queue_ms_p95 is not None:
+        lines.append(
+            (
+                "queue, s",
+                f"{serving.queue_ms_p50 / 1000:.2f}",
+                f"median from arrival to admission; 95th percentile "
+                f"{serving.queue_ms_p95 / 1000:.2f}",
+            )
+        )
+    if serving.mean_accept_length is not None:
+        lines += [
+            (
+                "mean accept length",
+                f"{serving.mean_accept_length:.2f}",
+                DEFINITIONS["mean_accept_length"],
+            ),
+            _count("accepted_tokens", report.accepted_tokens),
+            _count("rewound_tokens", report.rewound_tokens),
+        ]
+    return lines
+
+
+def _ratio(name: str, value: float) -> Line:
+    return name.replace("_", " "), f"{value:.4f}", DEFINITIONS[name]
+
+
+def _count(name: str, value: int) -> Line:
+    return name.replace("_", " "), f"{value:,}", DEFINITIONS[name]
+
+
+def _pages_text(report: ReplayReport) -> str:
+    series = report.pages.to_dict()
+    if not series["time"]:
+        return "pages over time: nothing ran"
+    last = series["time"][-1]
+    end = f"{last / 1000:,.0f} s" if series["unit"] == "ms" else f"request {last:,.0f}"
+    lines = [f"pages over time, 0 to {end}, each bar the largest value, full height the pool"]
+    for name in ("used_pages", "cached_pages"):
+        bars = sparkline(series[name], report.usable_pages)
+        lines.append(f"  {name.split('_', 1)[0]:<7}{bars}")
+    waiting = series["waiting_requests"]
+    if max(waiting) > 0:
+        bars = sparkline(waiting, max(waiting))
+        lines.append(f"  waiting{bars}  at most {max(waiting):,} requests")
+    return "\n".join(lines)
+
+
+def sparkline(values: list[int], full: int) -> str:
+    """Return at most 64 bars for `values`, `full` at full height; a bar shows its largest value."""
+    count = min(len(values), _SPARK_WIDTH)
+    bars = []
+    for bar in range(count):
+        begin, end = bar * len(values) // count, (bar + 1) * len(values) // count
+        share = min(max(values[begin:end]) / full, 1.0)
+        bars.append(_BARS[math.ceil(share * (len(_BARS) - 1))])
+    return "".join(bars)

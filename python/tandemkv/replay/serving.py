@@ -1,0 +1,362 @@
+"""Serving a trace under a virtual clock, every page through the managers.
+
+One step of `step_ms` is what a scheduler with chunked prefill does: running requests grow first
+(decodes, then prompt chunks, oldest first, at most `max_num_tokens` tokens together), then waiting
+requests are admitted in order of arrival until one does not fit. After the step, tokens are
+accepted, finished requests are freed, and if a running request got no page, the request admitted
+last is preempted: freed with its partial block published, put back at the head of the queue, and
+recomputed from what is still cached when it fits again. Nothing else is decided by the clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemkv.errors import ReplayError
+from tandemkv.managers import Batch, Managers, RequestIds
+from tandemkv.replay.acceptance import Acceptance
+from tandemkv.replay.report import PageSeries, PromptCounts, ReplayReport
+from tandemkv.replay.tally import Tally
+from tandemkv.replay.trace import Trace
+
+_I32 = NDArray[np.int32]
+_I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """How the engine of the simulation runs.
+
+    Attributes:
+        max_num_tokens: most tokens in one step, >= 1 + draft_slots.
+        draft_len: longest chain of draft tokens that a decode pass can accept, >= 0.
+        draft_slots: tokens that a decode pass runs beyond one, >= draft_len: more than the chain
+            where a mode runs masks (PARD) or a tree.
+        acceptance: probability of each draft token, up to the first rejection.
+        seed: of the draws.
+        step_ms: virtual time of one step, > 0.
+    """
+
+    max_num_tokens: int = 8192
+    draft_len: int = 0
+    draft_slots: int = 0
+    acceptance: float = 0.7
+    seed: int = 0
+    step_ms: float = 20.0
+
+
+def serve(
+    trace: Trace,
+    managers: Managers,
+    options: ServingOptions,
+    progress: Callable[[int], None] | None = None,
+) -> ReplayReport:
+    """Serve every request of the trace.
+
+    Args:
+        trace: requests and their arrivals.
+        managers: fresh managers; afterwards no request is open.
+        options: the engine.
+        progress: called with the number of requests finished or refused for good.
+
+    Raises:
+        ReplayError: an option is out of range, or does not fit the managers' plan.
+    """
+    return _Simulation(trace, managers, options, progress).run()
+
+
+class _Simulation:
+    """The requests as arrays by index, the running ones as an array of indexes."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        managers: Managers,
+        options: ServingOptions,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        limits = managers.limits
+        trace.check_block(limits.tokens_per_block)
+        _check(options, limits.reserve_tokens)
+        self._trace = trace
+        self._managers = managers
+        self._options = options
+        self._progress = progress
+        self._acceptance = Acceptance(options.acceptance, options.draft_len, options.seed)
+        self._arrival = trace.arrival_ms()
+        self._next_arrival = 0
+        self._now = 0.0
+        self._waiting: deque[int] = deque()
+        self._running: _I64 = np.zeros(0, dtype=np.int64)
+        self._ids = RequestIds()
+        count = len(trace)
+        self._prompt: _I64 = trace.input_tokens.copy()  # grows by what a preempted one generated
+        self._done: _I64 = np.zeros(count, dtype=np.int64)  # prompt tokens that have run
+        self._generated: _I64 = np.zeros(count, dtype=np.int64)
+        self._head: tuple[int, int, Batch] | None = None
+        self._tally = Tally(PageSeries("ms"), count)
+
+    # --- the clock ----------------------------------------------------------------------------
+
+    def run(self) -> ReplayReport:
+        """Run until every request was served or refused for good."""
+        while self._arrivals_left() or self._waiting or len(self._running):
+            if not self._waiting and not len(self._running):
+                self._now = max(self._now, float(self._arrival[self._next_arrival]))
+            self._enqueue_arrivals()
+            self._step()
+        return self._report()
+
+    def _arrivals_left(self) -> bool:
+        return self._next_arrival < len(self._trace)
+
+    def _enqueue_arrivals(self) -> None:
+        end = int(np.searchsorted(self._arrival, self._now, side="right"))
+        for index in range(self._next_arrival, end):
+            total = int(self._trace.input_tokens[index] + self._trace.output_tokens[index])
+            longest = self._managers.limits.max_seq_len
+            if total > longest:
+                self._refuse(index, f"has {total} tokens, max_seq_len is {longest}")
+            else:
+                self._waiting.append(index)
+        self._next_arrival = end
+
+    def _step(self) -> None:
+        """Run one step; the clock stands still when nothing could run."""
+        managers, tally = self._managers, self._tally
+        begin = perf_counter_ns()
+        step = managers.begin_step(self._now / 1000.0)
+        tally.ledger_ns += perf_counter_ns() - begin
+        batch, index, granted, tokens_left = self._grow(step)
+        shortage = not granted.all()
+        admitted = [] if shortage else self._admit(step, tokens_left)
+        self._sample(len(index) + len(admitted))
+        begin = perf_counter_ns()
+        if admitted:
+            managers.moves()  # the pools are bookkeeping only: there is nothing to copy
+        managers.complete_step(step)
+        tally.ledger_ns += perf_counter_ns() - begin
+        if batch is not None:
+            self._advance_running(step, batch, index, granted)
+        for request, width, single in admitted:
+            self._advance_admitted(step, request, width, single)
+        if not len(index) and not admitted:
+            self._check_idle()
+            return
+        tally.steps += 1
+        self._now += self._options.step_ms
+        if not self._free_finished() and shortage:
+            self._preempt_last()
+
+    def _check_idle(self) -> None:
+        """Check that a step runs nothing only when there is nothing to run.
+
+        An empty pool takes every request that can ever fit, so anything else is a fault of the
+        managers, and waiting would never end.
+        """
+        if self._waiting:
+            raise RuntimeError(
+                f"request {self._waiting[0]} was refused for now by managers with no open request"
+            )
+
+    # --- what runs ----------------------------------------------------------------------------
+
+    def _grow(self, step: int) -> tuple[Batch | None, _I64, NDArray[np.bool_], int]:
+        """Grow running requests: the batch, its requests, which were granted, tokens left."""
+        budget = self._options.max_num_tokens
+        index, chunks, width = self._choose(budget)
+        if not len(index):
+            return None, index, np.ones(0, dtype=np.bool_), budget
+        begin = perf_counter_ns()
+        ids = self._ids if len(index) == len(self._running) else RequestIds(index.tolist())
+        drafts = np.where(chunks > 0, 0, self._options.draft_slots).astype(np.int32)
+        batch = Batch(ids, chunk_lens=chunks.astype(np.int32), draft_lens=drafts)
+        granted = self._managers.prepare_resources(batch, step)
+        self._tally.ledger_ns += perf_counter_ns() - begin
+        self._tally.note_growth(granted, self._now)
+        return batch, index, granted, budget - int(width[granted].sum())
+
+    def _choose(self, budget: int) -> tuple[_I64, _I64, _I64]:
+        """Choose requests in admission order, their chunk (0: decode) and tokens to run.
+
+        Decodes come first in the budget; a decode runs whole or not at all.
+        """
+        running = self._running
+        rest = self._prompt[running] - self._done[running]
+        decode = rest == 0
+        unit = 1 + self._options.draft_slots
+        if decode.all() and unit * len(running) <= budget:
+            return running, rest, np.full(len(running), unit, dtype=np.int64)
+        whole = np.cumsum(decode) * unit <= budget
+        width = np.where(decode & whole, unit, 0)
+        left = budget - int(width.sum())
+        before = np.cumsum(np.where(decode, 0, rest))
+        chunk = np.where(decode, 0, np.clip(left - (before - rest), 0, rest))
+        width += chunk
+        keep = width > 0
+        return running[keep], chunk[keep], width[keep]
+
+    def _admit(self, step: int, tokens_left: int) -> list[tuple[int, int, Batch]]:
+        """Admit from the head of the queue: (request, tokens it runs, its batch) of each."""
+        admitted: list[tuple[int, int, Batch]] = []
+        rows = self._managers.limits.max_requests - len(self._running)
+        while self._waiting and tokens_left > 0 and len(admitted) < rows:
+            request = self._waiting[0]
+            begin = perf_counter_ns()
+            batch = self._admission(request, tokens_left)
+            if not self._managers.prepare_resources(batch, step)[0]:
+                refusal = self._managers.refusals[request]
+                self._tally.ledger_ns += perf_counter_ns() - begin
+                if refusal.reason == "never_fits":
+                    self._waiting.popleft()
+                    self._refuse(request, str(refusal))
+                    continue
+                self._tally.note_refused_admission(self._now)
+                break
+            hit = int(self._managers.hit_lengths(batch.request_ids)[0])
+            self._tally.ledger_ns += perf_counter_ns() - begin
+            self._waiting.popleft()
+            width = min(int(batch.chunk_lens[0]), int(self._prompt[request]) - hit)
+            self._tally.note_admission(request, hit, self._now - float(self._arrival[request]))
+            self._done[request] = hit
+            tokens_left -= width
+            admitted.append((request, width, batch))
+        self._set_running([*self._running.tolist(), *(item[0] for item in admitted)])
+        return admitted
+
+    def _admission(self, request: int, tokens_left: int) -> Batch:
+        """Make the batch that admits one request; the last one is kept for the next try."""
+        length = int(self._prompt[request])
+        first = min(tokens_left, length)
+        if self._head is None or self._head[:2] != (request, first):
+            total = int(self._trace.input_tokens[request] + self._trace.output_tokens[request])
+            batch = Batch(
+                RequestIds((request,)),
+                chunk_lens=np.array([first], dtype=np.int32),
+                prompts=(self._trace.text(request, 0, length), np.array([0, length])),
+                max_total_tokens=np.array([total]),
+            )
+            self._head = (request, first, batch)
+        return self._head[2]
+
+    # --- what comes out -----------------------------------------------------------------------
+
+    def _advance_running(
+        self, step: int, batch: Batch, index: _I64, granted: NDArray[np.bool_]
+    ) -> None:
+        """Accept tokens of the requests that ran; those that were refused stay as they are."""
+        chunks = np.where(granted, batch.chunk_lens, 0)
+        self._done[index] += chunks
+        ended = (chunks > 0) & (self._done[index] == self._prompt[index])
+        decoded = granted & (batch.chunk_lens == 0)
+        left = self._trace.output_tokens[index] - self._generated[index]
+        counts = np.where(ended, np.minimum(left, 1), 0)
+        if decoded.any():
+            drawn = self._acceptance.draw(int(decoded.sum()))
+            counts[decoded] = np.minimum(drawn + 1, left[decoded])
+            self._tally.note_decodes(drawn, left[decoded])
+        self._update(step, batch, index, counts)
+
+    def _advance_admitted(self, step: int, request: int, width: int, batch: Batch) -> None:
+        """Accept the first token if the whole prompt ran in its first step."""
+        index = np.array([request])
+        self._done[request] += width
+        ended = self._done[request] == self._prompt[request]
+        left = self._trace.output_tokens[request] - self._generated[request]
+        self._update(step, batch, index, np.array([min(int(left), 1) if ended else 0]))
+
+    def _update(self, step: int, batch: Batch, index: _I64, counts: _I64) -> None:
+        longest = max(int(counts.max()), 1)
+        start = self._trace.input_tokens[index] + self._generated[index]
+        tokens = self._trace.tokens_at(index, start[:, None] + np.arange(longest))
+        self._generated[index] += counts
+        begin = perf_counter_ns()
+        self._managers.update_resources(batch, (tokens, counts.astype(np.int32)), step)
+        self._tally.ledger_ns += perf_counter_ns() - begin
+
+    def _free_finished(self) -> bool:
+        """Free what has all its output; tell whether there was any."""
+        running = self._running
+        finished = (self._done[running] == self._prompt[running]) & (
+            self._generated[running] == self._trace.output_tokens[running]
+        )
+        if not finished.any():
+            return False
+        begin = perf_counter_ns()
+        self._managers.free_many(RequestIds(running[finished].tolist()))
+        self._tally.ledger_ns += perf_counter_ns() - begin
+        self._tally.served += int(finished.sum())
+        self._set_running(running[~finished].tolist())
+        self._report_progress()
+        return True
+
+    def _preempt_last(self) -> None:
+        """Put the request admitted last back into the queue, so that older ones can go on."""
+        request = int(self._running[-1])
+        if len(self._running) == 1:
+            raise RuntimeError(f"request {request} got no page although it runs alone")
+        begin = perf_counter_ns()
+        self._managers.free_resources(request, publish=True)
+        self._tally.ledger_ns += perf_counter_ns() - begin
+        ran = int(self._done[request])
+        if ran == self._prompt[request]:
+            length = int(self._trace.input_tokens[request] + self._generated[request])
+            ran = length - 1  # the newest token has not run
+            self._prompt[request] = length
+        self._tally.note_preemption(request, ran)
+        self._set_running(self._running[:-1].tolist())
+        self._waiting.appendleft(request)
+
+    # --- bookkeeping --------------------------------------------------------------------------
+
+    def _set_running(self, running: list[int]) -> None:
+        if len(running) == len(self._running):
+            return
+        self._running = np.array(running, dtype=np.int64)
+        self._ids = RequestIds(running)
+
+    def _refuse(self, request: int, reason: str) -> None:
+        self._tally.note_unservable(request, reason)
+        self._report_progress()
+
+    def _report_progress(self) -> None:
+        if self._progress is not None:
+            self._progress(self._tally.served + self._tally.refused)
+
+    def _sample(self, running: int) -> None:
+        pages = self._managers.ledger.stats()["classes"][0]
+        used = pages["total"] - pages["reserved"] - pages["free"] - pages["evictable"]
+        self._tally.sample(self._now, used, pages["cached"], running, len(self._waiting))
+
+    def _report(self) -> ReplayReport:
+        limits = self._managers.limits
+        return self._tally.report(
+            trace=str(self._trace.path),
+            tokens_per_block=limits.tokens_per_block,
+            usable_pages=limits.usable_pages,
+            prompts=PromptCounts.of(self._trace, limits.tokens_per_block),
+            ledger=self._managers.ledger.stats(),
+            duration_ms=self._now,
+            generated_tokens=int(self._generated.sum()),
+        )
+
+
+def _check(options: ServingOptions, reserve_tokens: int) -> None:
+    if not 0 <= options.draft_len <= options.draft_slots <= reserve_tokens:
+        raise ReplayError(
+            f"draft_len is {options.draft_len} and draft_slots {options.draft_slots}; the plan "
+            f"keeps room for {reserve_tokens} draft tokens per step"
+        )
+    if options.max_num_tokens < 1 + options.draft_slots:
+        raise ReplayError(
+            f"max_num_tokens is {options.max_num_tokens}; a decode pass runs "
+            f"{1 + options.draft_slots} tokens"
+        )
+    if not 0 < options.step_ms < float("inf"):
+        raise ReplayError(f"step_ms is {options.step_ms}; must be above 0")
