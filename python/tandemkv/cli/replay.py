@@ -1,0 +1,241 @@
+"""`tandemkv replay`: how well a budget serves a request trace."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tandemkv.cli import options
+from tandemkv.cli.plan import read_draft
+from tandemkv.config import KvCacheConfig, Mapping, SpeculativeConfig
+from tandemkv.errors import ReplayError
+from tandemkv.geometry.layers import ModelGeometry
+from tandemkv.managers import build_managers
+from tandemkv.planning import Plan
+from tandemkv.planning import plan as make_plan
+from tandemkv.replay import ReplayReport, ServingOptions, Trace, read_trace, replay_cache, serve
+from tandemkv.replay.render import print_report
+
+OK, DOES_NOT_FIT = 0, 1
+
+_MAX_NUM_TOKENS = 8192
+"""Tokens of a step where nothing was given; the chunk of common engines."""
+
+_MODEL_OPTIONS = {
+    "draft": "--draft",
+    "spec": "--spec",
+    "gpu_memory": "--gpu-memory",
+    "kv_dtype": "--kv-dtype",
+    "draft_kv_dtype": "--draft-kv-dtype",
+}
+
+
+@click.command("replay")
+@click.option("--trace", "path", required=True, metavar="FILE", help="The trace, any known format.")
+@click.option("--trace-block-size", type=int, help="Tokens per hash block of the trace.")
+@click.option(
+    "--hash-ids",
+    type=click.Choice(["full", "ceil"]),
+    help="One id per full or per started block; default: what the rows say.",
+)
+@click.option(
+    "--time-unit", type=click.Choice(["ms", "s"]), help="Unit of the trace's times, if it has none."
+)
+@click.option(
+    "--tokens-per-block",
+    type=int,
+    help="The ledger's block. Default: the trace's with --cache-only, else 32. Also the trace's "
+    "block if that is not known.",
+)
+@click.option("--model", help="config.json of the target, or its folder.")
+@click.option("--draft", help="config.json of the draft; MTP modes read it from --model.")
+@click.option(
+    "--spec",
+    callback=options.speculation,
+    metavar="MODE:K",
+    help="Speculative mode and draft length, eagle3:4.",
+)
+@click.option("--gpu-memory", callback=options.size, metavar="SIZE", help="Device bytes per rank.")
+@click.option("--kv-dtype", help="bf16, fp16, fp32, fp8 or nvfp4; default: the config's.")
+@click.option("--draft-kv-dtype", help="The same for the draft; never inherited from the target.")
+@click.option("--tp", "tp_size", type=int, default=1, show_default=True, help="Tensor ranks.")
+@click.option("--pp", "pp_size", type=int, default=1, show_default=True, help="Pipeline stages.")
+@click.option("--max-batch-size", type=int, default=256, show_default=True)
+@click.option("--max-seq-len", type=int, help="Default: what the config declares.")
+@click.option("--max-num-tokens", type=int, default=_MAX_NUM_TOKENS, show_default=True)
+@click.option("--acceptance", type=float, default=0.7, show_default=True, help="Per draft token.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the acceptance draws.")
+@click.option("--step-ms", type=float, default=20.0, show_default=True, help="Virtual step time.")
+@click.option("--policy", type=click.Choice(["lru"]), default="lru", help="Eviction; lru.")
+@click.option("--cache-only", is_flag=True, help="Requests one after the other, prompts only.")
+@click.option(
+    "--capacity-tokens", metavar="N|unlimited", help="With --cache-only: size of the cache."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def replay(
+    *,
+    path: str,
+    trace_block_size: int | None,
+    tokens_per_block: int | None,
+    hash_ids: Any,
+    time_unit: Any,
+    cache_only: bool,
+    capacity_tokens: str | None,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Replay a request trace through the managers of target and draft, on the CPU.
+
+    Requests arrive by the trace's times and are served under a virtual clock: chunked prefill,
+    decode steps with draft and acceptance, refusal, preemption. --cache-only feeds the prompts one
+    after the other instead, the setting of published hit ratios.
+
+    Exit status 1: the budget does not fit, or no request of the trace can be served.
+    """
+    if not cache_only and given["model"] is not None and tokens_per_block is None:
+        tokens_per_block = 32
+    trace = read_trace(
+        path,
+        trace_block_tokens=trace_block_size,
+        tokens_per_block=tokens_per_block,
+        hash_rule=hash_ids,
+        time_unit=time_unit,
+    )
+    tokens_per_block = tokens_per_block or trace.block_tokens
+    if tokens_per_block is None:
+        raise ReplayError(f"{path}: the trace names no block; pass --tokens-per-block")
+    _check_options(cache_only, capacity_tokens, given)
+    plan = None if given["model"] is None else _plan(tokens_per_block, given)
+    with _progress_bar(len(trace), shown=not as_json) as progress:
+        if cache_only:
+            report = _run_cache(trace, tokens_per_block, capacity_tokens, plan, progress)
+        else:
+            assert plan is not None
+            report = _run_serving(trace, plan, given, progress)
+    if as_json:
+        answer = report.to_dict()
+        if plan is not None:
+            answer["plan"] = plan.to_dict()
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        print_report(report, Console(highlight=False, markup=False))
+    return DOES_NOT_FIT if report.refused_requests == len(trace) else OK
+
+
+def _check_options(cache_only: bool, capacity_tokens: str | None, given: dict[str, Any]) -> None:
+    """Refuse options that contradict each other or are missing, before anything is built."""
+    if capacity_tokens is not None and not cache_only:
+        raise ReplayError(f"--capacity-tokens is {capacity_tokens!r}, which needs --cache-only")
+    if given["model"] is None:
+        for name, option in _MODEL_OPTIONS.items():
+            if given[name] is not None:
+                raise ReplayError(f"{option} is given without --model")
+        if capacity_tokens is None:
+            raise ReplayError(
+                "--cache-only needs --capacity-tokens, or --model and --gpu-memory"
+                if cache_only
+                else "serving needs --model and --gpu-memory; --cache-only does not"
+            )
+        return
+    if capacity_tokens is not None:
+        raise ReplayError(
+            f"--capacity-tokens is {capacity_tokens!r}, but --model and --gpu-memory give the size"
+        )
+    if given["gpu_memory"] is None:
+        raise ReplayError("--model needs --gpu-memory")
+
+
+def _plan(tokens_per_block: int, given: dict[str, Any]) -> Plan:
+    spec: SpeculativeConfig | None = given["spec"]
+    return make_plan(
+        ModelGeometry.from_hf(given["model"], kv_dtype=given["kv_dtype"]),
+        read_draft(given["model"], given["draft"], given["draft_kv_dtype"], spec),
+        config=KvCacheConfig(
+            max_gpu_total_bytes=given["gpu_memory"],
+            tokens_per_block=tokens_per_block,
+            max_batch_size=given["max_batch_size"],
+            max_seq_len=given["max_seq_len"],
+            max_num_tokens=given["max_num_tokens"],
+        ),
+        mapping=Mapping(tp_size=given["tp_size"], pp_size=given["pp_size"]),
+        speculative=spec,
+    )
+
+
+def _run_cache(
+    trace: Trace,
+    tokens_per_block: int,
+    capacity_tokens: str | None,
+    plan: Plan | None,
+    progress: Callable[[int], None],
+) -> ReplayReport:
+    if plan is None:
+        assert capacity_tokens is not None
+        return replay_cache(
+            trace,
+            tokens_per_block=tokens_per_block,
+            usable_pages=_usable_pages(capacity_tokens, tokens_per_block),
+            progress=progress,
+        )
+    spec = plan.speculative
+    return replay_cache(
+        trace,
+        tokens_per_block=tokens_per_block,
+        usable_pages=plan.num_blocks - 1,
+        has_draft=plan.draft_name is not None,
+        lookahead=spec.lookahead if spec is not None else 0,
+        extra_tokens=spec.extra_tokens if spec is not None else 0,
+        progress=progress,
+    )
+
+
+def _usable_pages(capacity_tokens: str, tokens_per_block: int) -> int | None:
+    """Whole pages of the capacity; None for `unlimited`."""
+    if capacity_tokens == "unlimited":
+        return None
+    digits = capacity_tokens.replace("_", "").replace(",", "")
+    if not (digits.isascii() and digits.isdigit()) or int(digits) < tokens_per_block:
+        raise ReplayError(
+            f"--capacity-tokens is {capacity_tokens!r}; tokens of at least one block of "
+            f"{tokens_per_block}, or 'unlimited', are needed"
+        )
+    return int(digits) // tokens_per_block
+
+
+def _run_serving(
+    trace: Trace, plan: Plan, given: dict[str, Any], progress: Callable[[int], None]
+) -> ReplayReport:
+    spec = plan.speculative
+    serving = ServingOptions(
+        max_num_tokens=given["max_num_tokens"],
+        draft_len=spec.max_draft_len if spec is not None else 0,
+        draft_slots=spec.reserve_tokens if spec is not None else 0,
+        acceptance=given["acceptance"],
+        seed=given["seed"],
+        step_ms=given["step_ms"],
+    )
+    managers = build_managers(plan, rank=0, device="cpu", materialize=False)
+    return serve(trace, managers, serving, progress)
+
+
+@contextmanager
+def _progress_bar(requests: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar of requests done on stderr, if that is a terminal."""
+    columns = (
+        TextColumn("replay"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("requests"),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    disable = not shown or not sys.stderr.isatty()
+    with Progress(*columns, console=console, transient=True, disable=disable) as bar:
+        task = bar.add_task("replay", total=requests)
+        yield lambda done: bar.update(task, completed=done)
