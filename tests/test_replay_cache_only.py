@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import json
 from collections.abc import Hashable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tandemkv.errors import ReplayError
-from tandemkv.replay import read_trace, replay_cache
+from tandemkv.replay import Trace, read_trace, replay_cache
 
 TRACES = Path(__file__).parent / "data" / "traces"
 MOONCAKE = TRACES / "mooncake_fast25_synthetic_trace.jsonl"
@@ -107,11 +108,19 @@ class LeafFirstLru:
         self.evicted += 1
 
 
+@functools.cache
+def mooncake() -> Trace:
+    return read_trace(MOONCAKE, tokens_per_block=512)
+
+
+@functools.cache
 def hashed_rows(path: Path) -> list[tuple[int, list[int]]]:
     """(prompt tokens, ids) of each request in order of arrival, read without our readers."""
     if path.suffix == ".jsonl":
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        return [(row["input_length"], row["hash_ids"]) for row in rows]
+        return [
+            (row["input_length"], row.get("hash_ids_with_output", row["hash_ids"])) for row in rows
+        ]
 
     def walk(entries: list[dict], start: float) -> Iterator[tuple[float, int, list[int]]]:
         for entry in entries:
@@ -143,8 +152,7 @@ def blocks_of(
 @pytest.mark.parametrize("capacity_tokens", PUBLISHED)
 def test_mooncake_synthetic_gives_the_published_hit_ratios(capacity_tokens):
     pages = None if capacity_tokens is None else capacity_tokens // 512
-    trace = read_trace(MOONCAKE, tokens_per_block=512)
-    report = replay_cache(trace, tokens_per_block=512, usable_pages=pages)
+    report = replay_cache(mooncake(), tokens_per_block=512, usable_pages=pages)
     assert report.hit_ratio_full_blocks == pytest.approx(PUBLISHED[capacity_tokens], abs=0.002)
     assert report.hit_ratio_full_blocks > PAPER[capacity_tokens] - 0.003
     lru = LeafFirstLru(pages or report.prompts.prompt_blocks)
@@ -155,8 +163,7 @@ def test_mooncake_synthetic_gives_the_published_hit_ratios(capacity_tokens):
 
 
 def test_the_three_ratios_have_their_own_denominators():
-    trace = read_trace(MOONCAKE, tokens_per_block=512)
-    report = replay_cache(trace, tokens_per_block=512, usable_pages=None)
+    report = replay_cache(mooncake(), tokens_per_block=512, usable_pages=None)
     assert report.hit_ratio_full_blocks == pytest.approx(0.6594, abs=0.0001)
     assert report.hit_ratio_blocks == pytest.approx(0.6379, abs=0.0001)
     assert report.hit_ratio_tokens == pytest.approx(0.6504, abs=0.0001)

@@ -62,6 +62,8 @@ _MODEL_OPTIONS = {
     help="Speculative mode and draft length, eagle3:4.",
 )
 @click.option("--gpu-memory", callback=options.size, metavar="SIZE", help="Device bytes per rank.")
+@click.option("--host-memory", hidden=True)
+@click.option("--disk-memory", hidden=True)
 @click.option("--kv-dtype", help="bf16, fp16, fp32, fp8 or nvfp4; default: the config's.")
 @click.option("--draft-kv-dtype", help="The same for the draft; never inherited from the target.")
 @click.option("--tp", "tp_size", type=int, default=1, show_default=True, help="Tensor ranks.")
@@ -130,6 +132,10 @@ def replay(
 
 def _check_options(cache_only: bool, capacity_tokens: str | None, given: dict[str, Any]) -> None:
     """Refuse options that contradict each other or are missing, before anything is built."""
+    for name in ("host_memory", "disk_memory"):
+        if given[name] is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ReplayError(f"{option} is {given[name]!r}; a replay uses device memory only")
     if capacity_tokens is not None and not cache_only:
         raise ReplayError(f"--capacity-tokens is {capacity_tokens!r}, which needs --cache-only")
     if given["model"] is None:

@@ -1,0 +1,214 @@
+"""`tandemkv replay`: exit status, the one line of an error, JSON keys and the printed report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tandemkv.cli import main
+from tandemkv.replay.render import sparkline
+
+TRACES = Path(__file__).parent / "data" / "traces"
+MOONCAKE = str(TRACES / "mooncake_fast25_synthetic_trace.jsonl")
+TAUBENCH = str(TRACES / "lmcache_agent_taubench_blk16_hashed.jsonl")
+AZURE = str(TRACES / "azure_llm_2023_code_head200.csv")
+SESSION = str(TRACES / "kv_cache_tester" / "trace_0693.json")
+
+# Keys that stay.
+KEYS = {
+    "requests",
+    "full_blocks",
+    "prompt_blocks",
+    "hit_blocks",
+    "hit_ratio_full_blocks",
+    "hit_ratio_blocks",
+    "hit_ratio_tokens",
+    "evicted_blocks",
+    "refused_requests",
+    "accepted_tokens",
+    "rewound_tokens",
+    "peak_used_pages",
+    "ledger_us_per_step",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """Write a small dense model: 2 layers, 2 KV heads of 16 elements, 256 bytes per token in bf16."""
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "num_hidden_layers": 2,
+                "max_position_embeddings": 4096,
+                "torch_dtype": "bfloat16",
+            }
+        )
+    )
+    return str(path)
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["replay", *arguments, "--json"]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    answer: dict[str, Any] = json.loads(output.out)
+    return answer
+
+
+def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run bad input: status 2, nothing on stdout, one line on stderr."""
+    assert main(["replay", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    return output.err
+
+
+def test_cache_only_gives_the_published_hit_ratio(capsys):
+    arguments = ["--trace", MOONCAKE, "--cache-only", "--tokens-per-block", "512"]
+    answer = run_json(capsys, *arguments, "--capacity-tokens", "1000000")
+    assert set(answer) >= KEYS
+    assert answer["hit_ratio_full_blocks"] == pytest.approx(0.1521, abs=0.002)
+    assert answer["usable_pages"] == 1_000_000 // 512
+
+
+def test_cache_only_is_unlimited_on_request(capsys):
+    answer = run_json(capsys, "--trace", SESSION, "--cache-only", "--capacity-tokens", "unlimited")
+    assert answer["tokens_per_block"] == 64  # the trace's own
+    assert answer["evicted_blocks"] == 0
+    assert 0 < answer["hit_ratio_tokens"] < answer["hit_ratio_full_blocks"] <= 1
+
+
+def test_serving_gives_every_key_and_counts_every_request(capsys, model):
+    arguments = ["--trace", TAUBENCH, "--time-unit", "ms", "--tokens-per-block", "16"]
+    arguments += ["--model", model, "--gpu-memory", "2MiB", "--max-batch-size", "16"]
+    answer = run_json(capsys, *arguments)
+    assert set(answer) >= KEYS | {"preemptions", "served_requests", "pages_over_time", "plan"}
+    assert answer["served_requests"] + answer["refused_requests"] == answer["requests"] == 471
+    # 2 MiB / (256 bytes * 16) = 512 pages, one of them reserved.
+    assert answer["usable_pages"] == 511
+    assert answer["peak_used_pages"] <= 511
+
+
+def test_a_draft_is_served_beside_its_target(capsys, model):
+    arguments = ["--trace", TAUBENCH, "--time-unit", "ms", "--tokens-per-block", "16"]
+    arguments += ["--model", model, "--draft", model, "--spec", "draft_target_one_model:3"]
+    arguments += ["--gpu-memory", "4MiB", "--max-batch-size", "16", "--acceptance", "1"]
+    answer = run_json(capsys, *arguments)
+    assert answer["usable_pages"] == 511
+    assert answer["mean_accept_length"] == 4.0
+    assert answer["accepted_tokens"] > 0
+    zero = run_json(capsys, *arguments[:-1], "0")
+    assert zero["mean_accept_length"] == 1.0
+    assert zero["accepted_tokens"] == 0
+    assert zero["steps"] > answer["steps"]
+
+
+def test_the_report_is_readable_and_says_its_definitions(capsys, model):
+    arguments = ["replay", "--trace", AZURE, "--tokens-per-block", "16"]
+    arguments += ["--model", model, "--gpu-memory", "4MiB", "--max-seq-len", "8192"]
+    assert main(arguments) == 0
+    output = capsys.readouterr()
+    assert output.err == ""  # no progress bar: it is no terminal
+    flat = " ".join(output.out.replace("│", " ").split())
+    for text in ("hit ratio full blocks", "floor(input", "preemptions", "pages over time"):
+        assert text in flat
+
+
+def test_a_budget_that_does_not_fit_is_status_1(capsys, model):
+    arguments = ["--trace", AZURE, "--tokens-per-block", "16", "--model", model]
+    assert main(["replay", *arguments, "--gpu-memory", "100B"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+
+
+def test_a_trace_of_which_nothing_can_be_served_is_status_1(capsys, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"input_length": 64, "output_length": 1, "hash_ids": [1, 2, 3, 4]}\n')
+    arguments = ["--trace", str(path), "--tokens-per-block", "16", "--cache-only"]
+    assert main(["replay", *arguments, "--capacity-tokens", "32"]) == 1
+    assert "request 0 can never be served: needs 4 pages" in capsys.readouterr().out
+    assert main(["replay", *arguments, "--capacity-tokens", "64"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["--trace"]),
+        (["--trace", "/nonexistent/a.jsonl", "--tokens-per-block", "16"], ["a.jsonl", "No such"]),
+        (["--trace", MOONCAKE], ["mooncake", "--trace-block-size"]),
+        (["--trace", AZURE, "--cache-only", "--capacity-tokens", "99"], ["--tokens-per-block"]),
+        (["--trace", SESSION], ["--model", "--gpu-memory", "--cache-only"]),
+        (["--trace", SESSION, "--cache-only"], ["--capacity-tokens", "--model"]),
+        (["--trace", SESSION, "--capacity-tokens", "64"], ["--capacity-tokens", "--cache-only"]),
+        (["--trace", SESSION, "--gpu-memory", "1GiB", "--cache-only"], ["--gpu-memory"]),
+        (["--trace", SESSION, "--draft", "x", "--cache-only"], ["--draft", "--model"]),
+        (["--trace", SESSION, "--model", "x"], ["--gpu-memory"]),
+        (["--trace", SESSION, "--cache-only", "--capacity-tokens", "63"], ["'63'", "64"]),
+        (["--trace", SESSION, "--cache-only", "--capacity-tokens", "-5"], ["'-5'"]),
+        (["--trace", SESSION, "--cache-only", "--capacity-tokens", "1e6"], ["'1e6'"]),
+        (
+            [
+                *[
+                    "--model",
+                    "x",
+                    "--gpu-memory",
+                    "9",
+                    "--cache-only",
+                    "--capacity-tokens",
+                    "64",
+                    "--trace",
+                ],
+                SESSION,
+            ],
+            ["--capacity-tokens", "--model"],
+        ),
+        (["--trace", SESSION, "--tokens-per-block", "48"], ["48", "64"]),
+        (["--trace", SESSION, "--tokens-per-block", "0"], ["tokens_per_block is 0"]),
+        (["--trace", SESSION, "--policy", "fifo"], ["--policy", "fifo", "lru"]),
+        (["--trace", SESSION, "--hash-ids", "some"], ["--hash-ids", "some"]),
+        (["--trace", SESSION, "--host-memory", "1GiB"], ["--host-memory", "device memory"]),
+        (["--trace", SESSION, "--disk-memory", "1GiB"], ["--disk-memory", "device memory"]),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, arguments, words):
+    line = error_line(capsys, *arguments)
+    for word in words:
+        assert word in line
+
+
+def test_a_malformed_row_is_named_with_file_line_field_and_value(capsys, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    good = '{"input_length": 20, "output_length": 1, "hash_ids": [1, 2]}'
+    path.write_text(f"{good}\n{good.replace('20', '-20')}\n")
+    arguments = ["--trace", str(path), "--tokens-per-block", "16", "--cache-only"]
+    line = error_line(capsys, *arguments, "--capacity-tokens", "64")
+    assert f"{path}:2: field 'input_length' is -20:" in line
+
+
+def test_an_open_time_unit_is_asked_for_before_anything_runs(capsys, model):
+    arguments = ["--trace", TAUBENCH, "--tokens-per-block", "16", "--model", model]
+    line = error_line(capsys, *arguments, "--gpu-memory", "4MiB")
+    assert "--time-unit" in line
+
+
+@pytest.mark.parametrize("option", [["--acceptance", "2"], ["--step-ms", "0"], ["--seed", "-1"]])
+def test_serving_options_out_of_range(capsys, model, option):
+    arguments = ["--trace", AZURE, "--tokens-per-block", "16", "--model", model]
+    line = error_line(capsys, *arguments, "--gpu-memory", "4MiB", *option)
+    assert option[1].removeprefix("-") in line
+
+
+def test_sparklines_show_the_largest_value_of_each_bar():
+    assert sparkline([0, 1, 4, 8], 8) == " ▁▄█"
+    assert sparkline([1], 1_000_000) == "▁"  # never hidden
+    assert sparkline([0] * 99 + [8] + [0] * 28, 8).count("█") == 1
+    assert len(sparkline([1] * 1000, 8)) == 64
