@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tandemkv.cli import main
 from tandemkv.replay.render import sparkline
 
@@ -15,6 +16,8 @@ MOONCAKE = str(TRACES / "mooncake_fast25_synthetic_trace.jsonl")
 TAUBENCH = str(TRACES / "lmcache_agent_taubench_blk16_hashed.jsonl")
 AZURE = str(TRACES / "azure_llm_2023_code_head200.csv")
 SESSION = str(TRACES / "kv_cache_tester" / "trace_0693.json")
+
+WITHOUT_MODEL = ["--gpu-memory", "9", "--cache-only", "--capacity-tokens", "64"]
 
 # Keys that stay.
 KEYS = {
@@ -36,7 +39,7 @@ KEYS = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """Write a small dense model: 2 layers, 2 KV heads of 16 elements, 256 bytes per token in bf16."""
+    """Write a small dense model: 2 layers, 2 KV heads of 16 elements, 256 bytes per token."""
     path = tmp_path / "config.json"
     path.write_text(
         json.dumps(
@@ -156,19 +159,7 @@ def test_a_trace_of_which_nothing_can_be_served_is_status_1(capsys, tmp_path):
         (["--trace", SESSION, "--cache-only", "--capacity-tokens", "-5"], ["'-5'"]),
         (["--trace", SESSION, "--cache-only", "--capacity-tokens", "1e6"], ["'1e6'"]),
         (
-            [
-                *[
-                    "--model",
-                    "x",
-                    "--gpu-memory",
-                    "9",
-                    "--cache-only",
-                    "--capacity-tokens",
-                    "64",
-                    "--trace",
-                ],
-                SESSION,
-            ],
+            ["--trace", SESSION, "--model", "x", *WITHOUT_MODEL],
             ["--capacity-tokens", "--model"],
         ),
         (["--trace", SESSION, "--tokens-per-block", "48"], ["48", "64"]),

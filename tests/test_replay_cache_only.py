@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 import pytest
+
 from tandemkv.errors import ReplayError
 from tandemkv.replay import Trace, read_trace, replay_cache
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import tandemkv as tkv
 from tandemkv.errors import ReplayError
 from tandemkv.replay import PageSeries, ReplayReport, ServingOptions, read_trace, serve

@@ -59,7 +59,7 @@ def plan(
     target = ModelGeometry.from_hf(model, kv_dtype=kv_dtype)
     result = make_plan(
         target,
-        _read_draft(model, draft, draft_kv_dtype, spec),
+        read_draft(model, draft, draft_kv_dtype, spec),
         config=KvCacheConfig(
             max_gpu_total_bytes=sizes["gpu_memory"],
             host_cache_size=sizes["host_memory"],
@@ -88,7 +88,7 @@ def plan(
     _print(result, request_len, fits)
 
 
-def _read_draft(
+def read_draft(
     model: str, draft: str | None, kv_dtype: str | None, spec: SpeculativeConfig | None
 ) -> ModelGeometry | None:
     """Read the draft's layers; those of an MTP mode are a module of the target's checkpoint."""

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 from tandemkv.cli import options
 from tandemkv.cli.plan import read_draft
 from tandemkv.config import KvCacheConfig, Mapping, SpeculativeConfig
