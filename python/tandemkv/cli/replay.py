@@ -56,13 +56,8 @@ _MODEL_OPTIONS = {
 )
 @click.option("--model", help="config.json of the target, or its folder.")
 @click.option("--draft", help="config.json of the draft; MTP modes read it from --model.")
-@click.option(
-    "--spec",
-    callback=options.speculation,
-    metavar="MODE:K",
-    help="Speculative mode and draft length, eagle3:4.",
-)
-@click.option("--gpu-memory", callback=options.size, metavar="SIZE", help="Device bytes per rank.")
+@options.speculation("--spec", help="Speculative mode and draft length, eagle3:4.")
+@options.size("--gpu-memory", help="Device bytes per rank.")
 @click.option("--host-memory", hidden=True)
 @click.option("--disk-memory", hidden=True)
 @click.option("--kv-dtype", help="bf16, fp16, fp32, fp8 or nvfp4; default: the config's.")
