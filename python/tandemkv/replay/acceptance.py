@@ -37,4 +37,5 @@ class Acceptance:
         if self._draft_len == 0:
             return np.zeros(passes, dtype=np.int64)
         hits = self._generator.random((passes, self._draft_len)) < self._probability
-        return np.logical_and.accumulate(hits, axis=1).sum(axis=1, dtype=np.int64)
+        lengths: NDArray[np.int64] = np.logical_and.accumulate(hits, axis=1).sum(axis=1)
+        return lengths
