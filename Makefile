@@ -71,11 +71,13 @@ build: $(BUILD_STAMP) ## make .venv and build the extension into it (release bui
 CONFIGS := tests/data/configs
 PAIR := --model $(CONFIGS)/meta-llama__Meta-Llama-3.1-8B.json \
   --draft $(CONFIGS)/DRAFT__SpecForge__llama3-8B-eagle3.json --spec eagle3:4
+TRACE := tests/data/traces/mooncake_fast25_synthetic_trace.jsonl --trace-block-size 512
 DEMO_MEMORY := --gpu-memory 40GiB
 
 .PHONY: demo
-demo: $(CLI_STAMP) $(BUILD_STAMP) ## plan Llama-3.1-8B with its EAGLE-3 head
+demo: $(CLI_STAMP) $(BUILD_STAMP) ## plan Llama-3.1-8B with its EAGLE-3 head, replay a real trace
 	$(BIN)/tandemkv plan $(PAIR) $(DEMO_MEMORY) --host-memory 64GiB --request-len 16000
+	$(BIN)/tandemkv replay $(PAIR) $(DEMO_MEMORY) --trace $(TRACE)
 
 # --- checks -----------------------------------------------------------------------------------
 

@@ -60,13 +60,19 @@ def console_examples() -> list[tuple[str, str]]:
 
 
 def assert_shows(output: str, shown: str) -> None:
-    """Compare line by line, spaces folded; `...` stands for any text within a line."""
-    actual = [" ".join(line.split()) for line in output.strip().splitlines()]
-    expected = [" ".join(line.split()) for line in shown.strip().splitlines()]
-    assert len(actual) == len(expected), output
-    for line, wanted in zip(actual, expected, strict=True):
-        pattern = ".*".join(re.escape(part) for part in wanted.split("..."))
-        assert re.fullmatch(pattern, line), f"{line!r} is not {wanted!r}"
+    """Compare with spaces folded.
+
+    `...` stands for any text within a line, and on a line of its own for any number of lines.
+    """
+    actual, expected = (
+        "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
+        for text in (output, shown)
+    )
+    pattern = "".join(
+        {"...": "[^\n]*", "\n...\n": "\n(?:.*\n)*"}.get(part, re.escape(part))
+        for part in re.split(r"(^\.\.\.$|\n\.\.\.\n|\.\.\.)", expected)
+    )
+    assert re.fullmatch(pattern, actual), f"{output}\nis not\n{shown}"
 
 
 def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
