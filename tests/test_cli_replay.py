@@ -202,4 +202,4 @@ def test_sparklines_show_the_largest_value_of_each_bar():
     assert sparkline([0, 1, 4, 8], 8) == " ▁▄█"
     assert sparkline([1], 1_000_000) == "▁"  # never hidden
     assert sparkline([0] * 99 + [8] + [0] * 28, 8).count("█") == 1
-    assert len(sparkline([1] * 1000, 8)) == 64
+    assert len(sparkline([1] * 1000, 8)) == 56

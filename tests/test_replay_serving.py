@@ -220,11 +220,13 @@ def test_a_prompt_in_chunks_is_promised_its_whole_length(tmp_path):
     assert report["first_shortage_ms"] == 17 * 20.0
 
 
-def test_hits_after_a_preemption_are_counted_apart(tmp_path):
+@pytest.mark.parametrize("max_num_tokens", [8, 9, 10, 80])
+def test_hits_after_a_preemption_are_counted_apart(tmp_path, max_num_tokens):
     # Two requests whose prompts fit together and whose outputs do not; they share nothing.
     rows = [(0, 40, 40, own(1, 40)), (0, 40, 40, own(100, 40))]
     trace = write(tmp_path, *rows)
-    report = detail(serve(trace, managers(24, max_seq_len=128), options(max_num_tokens=80)))
+    built = managers(24, max_seq_len=128)
+    report = detail(serve(trace, built, options(max_num_tokens=max_num_tokens)))
     assert report["preemptions"] >= 1
     assert report["refused_grows"] >= 1
     assert report["served_requests"] == 2

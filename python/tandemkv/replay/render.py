@@ -10,21 +10,22 @@ from rich.table import Table
 from tandemkv.replay.report import DEFINITIONS, ReplayReport, ServingReport
 
 _BARS = " ▁▂▃▄▅▆▇█"
-_SPARK_WIDTH = 64
+_SPARK_WIDTH = 56
 
 Line = tuple[str, str, str]
 
 
 def print_report(report: ReplayReport, console: Console) -> None:
     """Print figures with their definitions, and pages over time."""
-    table = Table(title=f"Replay of {report.trace} ({report.mode})", title_justify="left")
-    table.add_column("")
-    table.add_column("value", justify="right")
-    table.add_column("meaning", overflow="fold", style="dim")
+    console.print(f"Replay of {report.trace} ({report.mode})", style="bold", soft_wrap=True)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(overflow="fold", style="dim")
     for name, value, meaning in report_lines(report):
         table.add_row(name, value, meaning)
     console.print(table)
-    console.print(_pages_text(report), highlight=False)
+    console.print(_pages_text(report), highlight=False, soft_wrap=True)
     for request, reason in report.unservable:
         console.print(f"request {request} can never be served: {reason}", highlight=False)
     more = report.refused_requests - len(report.unservable)
@@ -46,8 +47,8 @@ def report_lines(report: ReplayReport) -> list[Line]:
         _ratio("hit_ratio_full_blocks", report.hit_ratio_full_blocks),
         _ratio("hit_ratio_blocks", report.hit_ratio_blocks),
         _ratio("hit_ratio_tokens", report.hit_ratio_tokens),
-        ("hit blocks", f"{report.hit_blocks:,}", DEFINITIONS["hits"]),
-        ("evicted blocks", f"{report.evicted_blocks:,}", "cached blocks given up for new ones"),
+        _count("hit_blocks", report.hit_blocks),
+        _count("evicted_blocks", report.evicted_blocks),
         _count("refused_requests", report.refused_requests),
     ]
     if report.serving is not None:
@@ -105,7 +106,8 @@ def _serving_lines(report: ReplayReport, serving: ServingReport) -> list[Line]:
                 f"{serving.queue_ms_p95 / 1000:.2f}",
             )
         )
-    if serving.mean_accept_length is not None:
+    drafted = report.accepted_tokens + report.rewound_tokens > 0
+    if drafted and serving.mean_accept_length is not None:
         lines += [
             (
                 "mean accept length",
@@ -132,19 +134,18 @@ def _pages_text(report: ReplayReport) -> str:
         return "pages over time: nothing ran"
     last = series["time"][-1]
     end = f"{last / 1000:,.0f} s" if series["unit"] == "ms" else f"request {last:,.0f}"
-    lines = [f"pages over time, 0 to {end}, each bar the largest value, full height the pool"]
+    lines = [f"pages over time, 0 to {end}; a bar shows its largest value, full height is the pool"]
     for name in ("used_pages", "cached_pages"):
         bars = sparkline(series[name], report.usable_pages)
-        lines.append(f"  {name.split('_', 1)[0]:<7}{bars}")
-    waiting = series["waiting_requests"]
-    if max(waiting) > 0:
-        bars = sparkline(waiting, max(waiting))
-        lines.append(f"  waiting{bars}  at most {max(waiting):,} requests")
+        lines.append(f"{name.split('_', maxsplit=1)[0]:<8} {bars} {max(series[name]):,}")
+    most = max(series["waiting_requests"])
+    if most > 0:
+        lines.append(f"waiting  {sparkline(series['waiting_requests'], most)} {most:,} requests")
     return "\n".join(lines)
 
 
 def sparkline(values: list[int], full: int) -> str:
-    """Return at most 64 bars for `values`, `full` at full height; a bar shows its largest value."""
+    """Return at most 56 bars for `values`, `full` at full height; a bar shows its largest value."""
     count = min(len(values), _SPARK_WIDTH)
     bars = []
     for bar in range(count):

@@ -8,22 +8,20 @@ from typing import Any, Literal
 from tandemkv.replay.trace import Trace
 
 DEFINITIONS = {
-    "hit_ratio_full_blocks": "prefix-hit blocks / full prompt blocks, floor(input / block), of all "
-    "requests",
-    "hit_ratio_blocks": "prefix-hit blocks / started prompt blocks, ceil(input / block), of all "
-    "requests",
-    "hit_ratio_tokens": "prefix-hit tokens / prompt tokens of all requests",
-    "hits": "what a request found cached when it was first admitted; what it finds after a "
-    "preemption is counted apart, as resumed_hit_tokens",
-    "refused_requests": "requests that can never be served: longer than max_seq_len or than the "
-    "pool",
-    "accepted_tokens": "draft tokens that the target accepted and the request kept; the token the "
-    "target adds itself is not one",
-    "rewound_tokens": "positions that ran and were given back, because their tokens were rejected",
-    "mean_accept_length": "tokens per decode pass of a request, 1 + accepted drafts, before the "
-    "end of the output cuts them; prefill not counted",
-    "used_pages": "pages that running requests hold or share: not free, not evictable",
-    "cached_pages": "pages of the prefix tree, used or not",
+    "hit_ratio_full_blocks": "prefix-hit blocks / floor(input / block), over all requests",
+    "hit_ratio_blocks": "prefix-hit blocks / ceil(input / block), over all requests",
+    "hit_ratio_tokens": "prefix-hit tokens / prompt tokens, over all requests",
+    "hit_blocks": "whole blocks found cached when a request was first admitted",
+    "resumed_hit_tokens": "tokens found cached when a preempted request was admitted again; not "
+    "part of any hit ratio",
+    "evicted_blocks": "cached blocks given up for new ones",
+    "refused_requests": "requests that can never be served: longer than max_seq_len or the pool",
+    "accepted_tokens": "draft tokens accepted and kept; the target's own token is not one",
+    "rewound_tokens": "positions that ran and were given back with their rejected tokens",
+    "mean_accept_length": "tokens per decode pass, 1 + accepted drafts, not cut by the output's "
+    "end; prefill not counted",
+    "used_pages": "pages that running requests hold or share, so neither free nor evictable",
+    "cached_pages": "pages of the prefix tree, in use or not",
     "ledger_us_per_step": "wall time inside the managers / steps; measured, never decided upon",
 }
 """What each figure of a report means."""

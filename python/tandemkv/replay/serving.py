@@ -89,7 +89,7 @@ class _Simulation:
         self._options = options
         self._progress = progress
         self._acceptance = Acceptance(options.acceptance, options.draft_len, options.seed)
-        self._arrival = trace.arrival_ms()
+        self._arrival: list[float] = trace.arrival_ms().tolist()
         self._next_arrival = 0
         self._now = 0.0
         self._waiting: deque[int] = deque()
@@ -98,7 +98,9 @@ class _Simulation:
         count = len(trace)
         self._prompt: _I64 = trace.input_tokens.copy()  # grows by what a preempted one generated
         self._done: _I64 = np.zeros(count, dtype=np.int64)  # prompt tokens that have run
-        self._generated: _I64 = np.zeros(count, dtype=np.int64)
+        self._left: _I64 = trace.output_tokens.copy()  # output tokens still to come
+        self._ahead: _I64 = np.arange(1 + options.draft_len)
+        self._decodes: Batch | None = None
         self._head: tuple[int, int, Batch] | None = None
         self._tally = Tally(PageSeries("ms"), count)
 
@@ -108,7 +110,7 @@ class _Simulation:
         """Run until every request was served or refused for good."""
         while self._arrivals_left() or self._waiting or len(self._running):
             if not self._waiting and not len(self._running):
-                self._now = max(self._now, float(self._arrival[self._next_arrival]))
+                self._now = max(self._now, self._arrival[self._next_arrival])
             self._enqueue_arrivals()
             self._step()
         return self._report()
@@ -117,15 +119,15 @@ class _Simulation:
         return self._next_arrival < len(self._trace)
 
     def _enqueue_arrivals(self) -> None:
-        end = int(np.searchsorted(self._arrival, self._now, side="right"))
-        for index in range(self._next_arrival, end):
+        while self._arrivals_left() and self._arrival[self._next_arrival] <= self._now:
+            index = self._next_arrival
+            self._next_arrival += 1
             total = int(self._trace.input_tokens[index] + self._trace.output_tokens[index])
             longest = self._managers.limits.max_seq_len
             if total > longest:
                 self._refuse(index, f"has {total} tokens, max_seq_len is {longest}")
             else:
                 self._waiting.append(index)
-        self._next_arrival = end
 
     def _step(self) -> None:
         """Run one step; the clock stands still when nothing could run."""
@@ -134,7 +136,7 @@ class _Simulation:
         step = managers.begin_step(self._now / 1000.0)
         tally.ledger_ns += perf_counter_ns() - begin
         batch, index, granted, tokens_left = self._grow(step)
-        shortage = not granted.all()
+        shortage = int(np.count_nonzero(granted)) < len(index)
         admitted = [] if shortage else self._admit(step, tokens_left)
         self._sample(len(index) + len(admitted))
         begin = perf_counter_ns()
@@ -143,7 +145,7 @@ class _Simulation:
         managers.complete_step(step)
         tally.ledger_ns += perf_counter_ns() - begin
         if batch is not None:
-            self._advance_running(step, batch, index, granted)
+            self._advance_running(step, batch, index, granted, shortage)
         for request, width, single in admitted:
             self._advance_admitted(step, request, width, single)
         if not len(index) and not admitted:
@@ -174,13 +176,24 @@ class _Simulation:
         if not len(index):
             return None, index, np.ones(0, dtype=np.bool_), budget
         begin = perf_counter_ns()
-        ids = self._ids if len(index) == len(self._running) else RequestIds(index.tolist())
-        drafts = np.where(chunks > 0, 0, self._options.draft_slots).astype(np.int32)
-        batch = Batch(ids, chunk_lens=chunks.astype(np.int32), draft_lens=drafts)
+        batch = self._batch(index, chunks)
         granted = self._managers.prepare_resources(batch, step)
         self._tally.ledger_ns += perf_counter_ns() - begin
         self._tally.note_growth(granted, self._now)
         return batch, index, granted, budget - int(width[granted].sum())
+
+    def _batch(self, index: _I64, chunks: _I64) -> Batch:
+        """Make the batch of running requests; one of decodes alone serves until they change."""
+        whole = len(index) == len(self._running)
+        decodes = whole and not chunks.any()
+        if decodes and self._decodes is not None:
+            return self._decodes
+        ids = self._ids if whole else RequestIds(index.tolist())
+        drafts = np.where(chunks > 0, 0, self._options.draft_slots).astype(np.int32)
+        batch = Batch(ids, chunk_lens=chunks.astype(np.int32), draft_lens=drafts)
+        if decodes:
+            self._decodes = batch
+        return batch
 
     def _choose(self, budget: int) -> tuple[_I64, _I64, _I64]:
         """Choose requests in admission order, their chunk (0: decode) and tokens to run.
@@ -222,8 +235,9 @@ class _Simulation:
             hit = int(self._managers.hit_lengths(batch.request_ids)[0])
             self._tally.ledger_ns += perf_counter_ns() - begin
             self._waiting.popleft()
+            self._head = None
             width = min(int(batch.chunk_lens[0]), int(self._prompt[request]) - hit)
-            self._tally.note_admission(request, hit, self._now - float(self._arrival[request]))
+            self._tally.note_admission(request, hit, self._now - self._arrival[request])
             self._done[request] = hit
             tokens_left -= width
             admitted.append((request, width, batch))
@@ -248,14 +262,19 @@ class _Simulation:
     # --- what comes out -----------------------------------------------------------------------
 
     def _advance_running(
-        self, step: int, batch: Batch, index: _I64, granted: NDArray[np.bool_]
+        self, step: int, batch: Batch, index: _I64, granted: NDArray[np.bool_], shortage: bool
     ) -> None:
         """Accept tokens of the requests that ran; those that were refused stay as they are."""
+        left = self._left[index]
+        if batch.num_chunks == 0 and not shortage:
+            drawn = self._acceptance.draw(len(index))
+            self._tally.note_decodes(drawn, left)
+            self._update(step, batch, index, np.minimum(drawn + 1, left))
+            return
         chunks = np.where(granted, batch.chunk_lens, 0)
         self._done[index] += chunks
         ended = (chunks > 0) & (self._done[index] == self._prompt[index])
         decoded = granted & (batch.chunk_lens == 0)
-        left = self._trace.output_tokens[index] - self._generated[index]
         counts = np.where(ended, np.minimum(left, 1), 0)
         if decoded.any():
             drawn = self._acceptance.draw(int(decoded.sum()))
@@ -265,17 +284,16 @@ class _Simulation:
 
     def _advance_admitted(self, step: int, request: int, width: int, batch: Batch) -> None:
         """Accept the first token if the whole prompt ran in its first step."""
-        index = np.array([request])
         self._done[request] += width
         ended = self._done[request] == self._prompt[request]
-        left = self._trace.output_tokens[request] - self._generated[request]
-        self._update(step, batch, index, np.array([min(int(left), 1) if ended else 0]))
+        count = min(int(self._left[request]), 1) if ended else 0
+        self._update(step, batch, np.array([request]), np.array([count]))
 
     def _update(self, step: int, batch: Batch, index: _I64, counts: _I64) -> None:
-        longest = max(int(counts.max()), 1)
-        start = self._trace.input_tokens[index] + self._generated[index]
-        tokens = self._trace.tokens_at(index, start[:, None] + np.arange(longest))
-        self._generated[index] += counts
+        trace = self._trace
+        start = trace.input_tokens[index] + trace.output_tokens[index] - self._left[index]
+        tokens = trace.tokens_at(index, start[:, None] + self._ahead)
+        self._left[index] -= counts
         begin = perf_counter_ns()
         self._managers.update_resources(batch, (tokens, counts.astype(np.int32)), step)
         self._tally.ledger_ns += perf_counter_ns() - begin
@@ -283,9 +301,7 @@ class _Simulation:
     def _free_finished(self) -> bool:
         """Free what has all its output; tell whether there was any."""
         running = self._running
-        finished = (self._done[running] == self._prompt[running]) & (
-            self._generated[running] == self._trace.output_tokens[running]
-        )
+        finished = (self._left[running] == 0) & (self._done[running] == self._prompt[running])
         if not finished.any():
             return False
         begin = perf_counter_ns()
@@ -306,7 +322,9 @@ class _Simulation:
         self._tally.ledger_ns += perf_counter_ns() - begin
         ran = int(self._done[request])
         if ran == self._prompt[request]:
-            length = int(self._trace.input_tokens[request] + self._generated[request])
+            trace = self._trace
+            length = int(trace.input_tokens[request] + trace.output_tokens[request])
+            length -= int(self._left[request])
             ran = length - 1  # the newest token has not run
             self._prompt[request] = length
         self._tally.note_preemption(request, ran)
@@ -318,6 +336,7 @@ class _Simulation:
     def _set_running(self, running: list[int]) -> None:
         if len(running) == len(self._running):
             return
+        self._decodes = None
         self._running = np.array(running, dtype=np.int64)
         self._ids = RequestIds(running)
 
@@ -343,7 +362,7 @@ class _Simulation:
             prompts=PromptCounts.of(self._trace, limits.tokens_per_block),
             ledger=self._managers.ledger.stats(),
             duration_ms=self._now,
-            generated_tokens=int(self._generated.sum()),
+            generated_tokens=int((self._trace.output_tokens - self._left).sum()),
         )
 
 
