@@ -34,7 +34,8 @@ def on_device(array: NDArray[np.int32]) -> Any:
 
 
 def pinned(array: NDArray[np.int32]) -> NDArray[np.int32]:
-    result: NDArray[np.int32] = cupyx.empty_pinned(array.shape, np.int32)
+    memory: NDArray[np.int32] = cupyx.empty_pinned(max(array.size, 1), np.int32)
+    result = memory[: array.size].reshape(array.shape)
     result[...] = array
     return result
 

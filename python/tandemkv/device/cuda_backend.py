@@ -65,7 +65,7 @@ def as_stream(stream: object) -> Any:
             stream is not ordered before the engine's kernels.
     """
     cupy = require_cupy()
-    if isinstance(stream, cupy.cuda.Stream | cupy.cuda.ExternalStream):
+    if isinstance(stream, cupy.cuda.Stream):
         return stream
     if isinstance(stream, int) and not isinstance(stream, bool):
         return cupy.cuda.Stream.from_external(_RawStream(stream))

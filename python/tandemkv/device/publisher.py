@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tandemkv.device.block_offsets import copy_batch_block_offsets
 from tandemkv.device.groups import OffsetGroups
-from tandemkv.device.ring import CudaDevice, StagingRing, WhenFull
+from tandemkv.device.ring import CudaDevice, StagingRing, StagingSlot, WhenFull
 from tandemkv.errors import TandemkvError
 
 WriteTable = Callable[[NDArray[np.int32], NDArray[np.int32]], object]
@@ -109,20 +109,15 @@ class TablePublisher:
         destination: object,
         stream: object | None,
     ) -> None:
-        num_tables = len(self._groups.num_pages)
         slot = self._ring.acquire()
         try:
-            pages = slot["pages"][: num_tables * num_sequences * self._width]
-            used = np.zeros((num_tables, num_sequences), np.int32)
-            write_table(pages.reshape(num_tables, num_sequences, self._width), used)
-            lengths = slot["used"][: num_tables * num_rows].reshape(num_tables, num_rows)
-            lengths[:, :num_sequences] = used
-            lengths[:, num_sequences:] = 0
-            index = slot["index"][:num_rows]
-            index[:num_sequences] = np.arange(num_sequences)
-            index[num_sequences:] = -1
+            pages, lengths, index = self._fill(slot, write_table, num_sequences, num_rows)
+        except BaseException:
+            slot.cancel()  # nothing reads it yet
+            raise
+        try:
             copy_batch_block_offsets(
-                pages.reshape(num_tables, num_sequences, self._width),
+                pages,
                 index,
                 self._groups,
                 destination,
@@ -131,10 +126,27 @@ class TablePublisher:
                 stream=stream,
             )
         except TandemkvError:
-            slot.cancel()  # refused before the launch: nothing reads the slot
+            slot.cancel()  # refused before the launch: nothing reads it
             raise
         except BaseException:
             # Whether the launch was queued is not known, so the slot waits for the stream.
             slot.publish(self._ring.device, stream)
             raise
         slot.publish(self._ring.device, stream)
+
+    def _fill(
+        self, slot: StagingSlot, write_table: WriteTable, num_sequences: int, num_rows: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Write a batch into the slot: pages, used lengths and row numbers, padding last."""
+        num_tables = len(self._groups.num_pages)
+        pages = slot["pages"][: num_tables * num_sequences * self._width]
+        pages = pages.reshape(num_tables, num_sequences, self._width)
+        used = np.zeros((num_tables, num_sequences), np.int32)
+        write_table(pages, used)
+        lengths = slot["used"][: num_tables * num_rows].reshape(num_tables, num_rows)
+        lengths[:, :num_sequences] = used
+        lengths[:, num_sequences:] = 0
+        index = slot["index"][:num_rows]
+        index[:num_sequences] = np.arange(num_sequences)
+        index[num_sequences:] = -1
+        return pages, lengths, index
