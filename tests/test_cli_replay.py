@@ -149,6 +149,12 @@ def test_a_trace_of_which_nothing_can_be_served_is_status_1(capsys, tmp_path):
         (["--trace", "/nonexistent/a.jsonl", "--tokens-per-block", "16"], ["a.jsonl", "No such"]),
         (["--trace", MOONCAKE], ["mooncake", "--trace-block-size"]),
         (["--trace", AZURE, "--cache-only", "--capacity-tokens", "99"], ["--tokens-per-block"]),
+        (["--trace", AZURE, "--model", "x", "--gpu-memory", "9"], ["--tokens-per-block"]),
+        (["--trace", MOONCAKE, "--model", "x", "--gpu-memory", "9"], ["--trace-block-size"]),
+        (
+            ["--trace", TAUBENCH, "--trace-block-size", "16", "--model", "x", "--gpu-memory", "9"],
+            ["tokens_per_block 32", "16", "--tokens-per-block"],
+        ),
         (["--trace", SESSION], ["--model", "--gpu-memory", "--cache-only"]),
         (["--trace", SESSION, "--cache-only"], ["--capacity-tokens", "--model"]),
         (["--trace", SESSION, "--capacity-tokens", "64"], ["--capacity-tokens", "--cache-only"]),

@@ -28,6 +28,9 @@ OK, DOES_NOT_FIT = 0, 1
 _MAX_NUM_TOKENS = 8192
 """Tokens of a step where nothing was given; the chunk of common engines."""
 
+_TOKENS_PER_BLOCK = 32
+"""The ledger's block in serving where nothing was given, as in `KvCacheConfig`."""
+
 _MODEL_OPTIONS = {
     "draft": "--draft",
     "spec": "--spec",
@@ -96,8 +99,6 @@ def replay(
 
     Exit status 1: the budget does not fit, or no request of the trace can be served.
     """
-    if not cache_only and given["model"] is not None and tokens_per_block is None:
-        tokens_per_block = 32
     trace = read_trace(
         path,
         trace_block_tokens=trace_block_size,
@@ -105,9 +106,7 @@ def replay(
         hash_rule=hash_ids,
         time_unit=time_unit,
     )
-    tokens_per_block = tokens_per_block or trace.block_tokens
-    if tokens_per_block is None:
-        raise ReplayError(f"{path}: the trace names no block; pass --tokens-per-block")
+    tokens_per_block = tokens_per_block or _default_block(trace, cache_only)
     _check_options(cache_only, capacity_tokens, given)
     plan = None if given["model"] is None else _plan(tokens_per_block, given)
     with _progress_bar(len(trace), shown=not as_json) as progress:
@@ -124,6 +123,16 @@ def replay(
     else:
         print_report(report, Console(highlight=False, markup=False))
     return DOES_NOT_FIT if report.refused_requests == len(trace) else OK
+
+
+def _default_block(trace: Trace, cache_only: bool) -> int:
+    """Choose the ledger's block where none was given and the trace has one."""
+    if trace.block_tokens is None:
+        raise ReplayError(f"{trace.path}: the trace names no block; pass --tokens-per-block")
+    if cache_only:
+        return trace.block_tokens
+    trace.check_block(_TOKENS_PER_BLOCK)
+    return _TOKENS_PER_BLOCK
 
 
 def _check_options(cache_only: bool, capacity_tokens: str | None, given: dict[str, Any]) -> None:
