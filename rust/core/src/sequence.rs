@@ -1,13 +1,62 @@
 //! What the ledger knows of one open sequence.
 
-use smallvec::SmallVec;
-
 use crate::ids::{BlockId, NodeId, Token};
 
 /// The two owners of KV data.
 pub(crate) const TARGET: usize = 0;
 /// See [`TARGET`].
 pub(crate) const DRAFT: usize = 1;
+
+/// Steps with the tokens that each runs, oldest first. Engines have one or two in flight, so the oldest
+/// stands in place.
+#[derive(Debug, Default)]
+pub(crate) struct Widths {
+    /// The oldest; a width of 0 means none.
+    oldest: (u64, u32),
+    later: Vec<(u64, u32)>,
+}
+
+impl Widths {
+    /// The oldest step and its width; (0, 0) if there is none.
+    #[inline]
+    pub(crate) fn oldest(&self) -> (u64, u32) {
+        self.oldest
+    }
+
+    /// The newest step; 0 if there is none.
+    #[inline]
+    pub(crate) fn newest(&self) -> u64 {
+        self.later.last().unwrap_or(&self.oldest).0
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, step: u64, width: u32) {
+        if self.oldest.1 == 0 {
+            self.oldest = (step, width);
+        } else {
+            self.later.push((step, width));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn pop_oldest(&mut self) {
+        self.oldest = if self.later.is_empty() {
+            (0, 0)
+        } else {
+            self.later.remove(0)
+        };
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.oldest = (0, 0);
+        self.later.clear();
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        let oldest = (self.oldest.1 > 0).then_some(self.oldest);
+        oldest.into_iter().chain(self.later.iter().copied())
+    }
+}
 
 /// One row of the ledger, open or not. A closed row keeps its buffers for the next sequence.
 #[derive(Debug)]
@@ -32,10 +81,14 @@ pub(crate) struct Sequence {
     /// Known tokens after the last block that has pages; those before `pending_head` are consumed.
     pub pending: Vec<Token>,
     pub pending_head: usize,
-    /// Steps that were grown and not advanced, oldest first, with the tokens each runs.
-    pub widths: SmallVec<[(u64, u32); 2]>,
+    /// Steps that were grown and not advanced.
+    pub widths: Widths,
     /// Sum of `widths`.
     pub outstanding: u32,
+    /// Blocks that its rows of the table have.
+    pub held: u32,
+    /// Whether its tokens are kept, to be published.
+    pub keeps_tokens: bool,
     /// The call that looked at this sequence last, to find repeated handles.
     pub seen: u64,
 }
@@ -56,8 +109,10 @@ impl Sequence {
             blocks: Vec::new(),
             pending: Vec::new(),
             pending_head: 0,
-            widths: SmallVec::new(),
+            widths: Widths::default(),
             outstanding: 0,
+            held: 0,
+            keeps_tokens: false,
             seen: 0,
         }
     }

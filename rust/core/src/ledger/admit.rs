@@ -290,19 +290,21 @@ impl Ledger {
         seq.promise = promise;
         seq.published = demand.shared;
         seq.node = NodeId::NONE;
-        seq.widths.push((step, demand.width));
+        seq.keeps_tokens = self.config.reuse && item.scope >= 0;
+        let keeps_tokens = seq.keeps_tokens;
+        seq.widths.push(step, demand.width);
         seq.outstanding = demand.width;
         self.promised += u64::from(promise);
 
         let mut source = NodeId::NONE;
-        if self.keeps_tokens(row) {
+        if keeps_tokens {
             source = self.stand_on(row, step, found, demand);
         }
         self.take(row, demand.need);
         if !source.is_none() {
             self.queue_copy(row, step, source, demand);
         }
-        if self.keeps_tokens(row) {
+        if keeps_tokens {
             self.store_prompt(row, item.prompt);
         }
         self.counters.admitted += 1;
@@ -317,6 +319,7 @@ impl Ledger {
     /// Protects the shared path and the source of the copy, and puts the shared pages into the row.
     fn stand_on(&mut self, row: Row, step: u64, found: Found, demand: &Demand) -> NodeId {
         let scope = self.sequences[row.at()].scope;
+        self.sequences[row.at()].held = demand.shared;
         let node = match demand.shared.checked_sub(1) {
             None => self.tree.root(scope),
             Some(last) => {

@@ -67,7 +67,7 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         let row = self.check_handle(item, batch.handle[item])?;
         let seq = &self.sequences[row.at()];
-        let (recorded, width) = seq.widths.first().copied().unwrap_or((0, 0));
+        let (recorded, width) = seq.widths.oldest();
         if recorded != step {
             return Err(LedgerError::StepNotGrown {
                 item,
@@ -111,52 +111,56 @@ impl Ledger {
 
     #[inline]
     fn advance_one(&mut self, row: Row, tokens: &[Token], valid: Option<[u32; 2]>) {
+        let size = self.config.tokens_per_block;
         if !tokens.is_empty() {
             self.append(row, tokens);
         }
         let seq = &mut self.sequences[row.at()];
-        let (_, width) = seq.widths.remove(0);
+        let (_, width) = seq.widths.oldest();
+        seq.widths.pop_oldest();
         seq.outstanding -= width;
         let ran = seq.reach() + width;
         move_ends(seq, width, !tokens.is_empty(), valid);
+        let reach = seq.reach();
         self.counters.accepted_tokens += tokens.len() as u64;
-        self.counters.rewound_tokens += u64::from(ran.saturating_sub(seq.reach()));
-        let (published, history) = (seq.published, seq.history());
-        let size = self.config.tokens_per_block;
-        if (published + 1) * size <= history && self.keeps_tokens(row) {
+        self.counters.rewound_tokens += u64::from(ran.saturating_sub(reach));
+        let room = u64::from(reach + seq.outstanding + self.config.extra_tokens);
+        let capacity = u64::from(seq.held) * u64::from(size);
+        if seq.keeps_tokens && (seq.published + 1) * size <= seq.history() {
             self.publish_full(row);
         }
-        let seq = &self.sequences[row.at()];
-        let room = seq.reach() + seq.outstanding + self.config.extra_tokens;
-        let blocks = room.div_ceil(size);
-        if blocks < self.row_blocks(row) {
-            self.shrink(row, blocks);
+        // Whole blocks are beyond what is needed; most steps have none, which needs no division.
+        if room + u64::from(size) <= capacity {
+            let blocks = room.div_ceil(u64::from(size));
+            self.shrink(row, u32::try_from(blocks).expect("fewer than there are"));
         }
     }
 
+    #[inline]
     fn append(&mut self, row: Row, tokens: &[Token]) {
-        let keeps = self.keeps_tokens(row);
         let seq = &mut self.sequences[row.at()];
+        let known = seq.known;
         seq.known += crate::ids::count(tokens.len());
-        if !keeps {
+        if !seq.keeps_tokens {
             return;
         }
-        let size = self.blocks.tokens_per_block();
-        let mut at = seq.known as usize - tokens.len() - seq.published as usize * size;
-        if seq.pending().is_empty() && (at + tokens.len()).div_ceil(size) <= seq.blocks.len() {
-            for &token in tokens {
-                self.blocks.tokens_mut(seq.blocks[at / size])[at % size] = token;
-                at += 1;
-            }
-        } else {
-            seq.pending.extend_from_slice(tokens);
-            self.place_pending(row);
+        let size = self.config.tokens_per_block;
+        // Decoded tokens nearly always land in the last block.
+        if let (Some(at), Some(&last)) = (
+            known.checked_sub(seq.held.saturating_sub(1) * size),
+            seq.blocks.last(),
+        ) && at as usize + tokens.len() <= size as usize
+        {
+            self.blocks.tokens_mut(last)[at as usize..][..tokens.len()].copy_from_slice(tokens);
+            return;
         }
+        seq.pending.extend_from_slice(tokens);
+        self.place_pending(row);
     }
 
     /// Gives back the blocks from ordinal `blocks` on; known tokens in them wait for the next ones.
     fn shrink(&mut self, row: Row, blocks: u32) {
-        if self.keeps_tokens(row) {
+        if self.sequences[row.at()].keeps_tokens {
             let size = self.blocks.tokens_per_block();
             let seq = &mut self.sequences[row.at()];
             let placed = seq.known as usize - seq.pending().len();

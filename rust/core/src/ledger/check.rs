@@ -174,7 +174,7 @@ impl Ledger {
     fn dump_sequence(&self, row: Row) -> SequenceDump {
         let (size, classes) = (self.config.tokens_per_block, self.pools.len());
         let seq = &self.sequences[row.at()];
-        let blocks = self.row_blocks(row);
+        let blocks = seq.held;
         SequenceDump {
             handle: Handle {
                 generation: seq.generation,
@@ -192,7 +192,7 @@ impl Ledger {
             capacity: blocks * size,
             promise: seq.promise,
             blocks,
-            outstanding: seq.widths.to_vec(),
+            outstanding: seq.widths.iter().collect(),
             node: (!seq.node.is_none()).then_some(seq.node.get()),
             pages: self.tables[row.at() * classes..][..classes]
                 .iter()
@@ -328,7 +328,10 @@ impl Ledger {
             "nodes in the slab are in the tree"
         );
         let mut pins: BTreeMap<NodeId, u32> = BTreeMap::new();
-        for row in self.open_rows().filter(|&row| self.keeps_tokens(row)) {
+        for row in self
+            .open_rows()
+            .filter(|&row| self.sequences[row.at()].keeps_tokens)
+        {
             *pins.entry(self.sequences[row.at()].node).or_default() += 1;
         }
         for &(_, source) in &self.copies {
@@ -441,6 +444,12 @@ impl Ledger {
         for seq in &dump.sequences {
             promised += u64::from(seq.promise);
             assert!(
+                seq.pages
+                    .iter()
+                    .all(|pages| pages.len() == seq.blocks as usize),
+                "{seq:?}"
+            );
+            assert!(
                 seq.committed <= seq.history && seq.history <= seq.known,
                 "{seq:?}"
             );
@@ -449,7 +458,7 @@ impl Ledger {
                 "{seq:?}"
             );
             let row = Handle::from_i64(seq.handle).expect("a handle").row;
-            if !self.keeps_tokens(row) {
+            if !self.sequences[row.at()].keeps_tokens {
                 continue;
             }
             let inner = &self.sequences[row.at()];
@@ -480,7 +489,7 @@ impl Ledger {
                 self.sequences[row.at()]
                     .widths
                     .iter()
-                    .map(|&(_, width)| width)
+                    .map(|(_, width)| width)
                     .sum::<u32>()
             );
         }

@@ -51,9 +51,8 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         let row = self.check_handle(item, handle)?;
         let seq = &self.sequences[row.at()];
-        if let Some(&(recorded, _)) = seq.widths.last()
-            && recorded >= step
-        {
+        let recorded = seq.widths.newest();
+        if recorded >= step {
             return Err(LedgerError::StepAlreadyGrown {
                 item,
                 step,
@@ -67,27 +66,32 @@ impl Ledger {
 
     #[inline]
     fn grow_one(&mut self, step: u64, row: Row, width: u32) -> bool {
-        let seq = &self.sequences[row.at()];
+        let size = self.config.tokens_per_block;
+        let seq = &mut self.sequences[row.at()];
         let tokens = seq.reach() + seq.outstanding + width + self.config.extra_tokens;
-        let blocks = tokens.div_ceil(self.config.tokens_per_block);
-        let need = blocks.saturating_sub(self.row_blocks(row));
-        if need > 0 {
+        // Most steps stay inside the blocks that are there; that needs no division.
+        if u64::from(tokens) > u64::from(seq.held) * u64::from(size) {
+            let need = tokens.div_ceil(size) - seq.held;
             if !self.fits(need.into(), 0) {
                 self.counters.refused_grows += 1;
                 return false;
             }
-            self.take(row, need);
-            self.place_pending(row);
-            self.counters.grown_blocks += u64::from(need);
-            let seq = &mut self.sequences[row.at()];
-            let kept = need.min(seq.promise);
-            seq.promise -= kept;
-            self.promised -= u64::from(kept);
+            self.grow_blocks(row, need);
         }
         let seq = &mut self.sequences[row.at()];
-        seq.widths.push((step, width));
+        seq.widths.push(step, width);
         seq.outstanding += width;
         true
+    }
+
+    fn grow_blocks(&mut self, row: Row, need: u32) {
+        self.take(row, need);
+        self.place_pending(row);
+        self.counters.grown_blocks += u64::from(need);
+        let seq = &mut self.sequences[row.at()];
+        let kept = need.min(seq.promise);
+        seq.promise -= kept;
+        self.promised -= u64::from(kept);
     }
 
     /// Moves known tokens that waited for a block into the blocks that the row has now.

@@ -229,14 +229,15 @@ impl Ledger {
         }
         let classes = self.pools.len();
         let first = row.at() * classes;
-        let had = crate::ids::count(self.tables[first].pages.len());
         for (class, pool) in self.pools.iter_mut().enumerate() {
             pool.take(need, &mut self.tables[first + class].pages);
         }
         let seq = &mut self.sequences[row.at()];
-        if self.config.reuse && seq.scope >= 0 {
+        if seq.keeps_tokens {
             self.blocks.take(need, &mut seq.blocks);
         }
+        let had = seq.held;
+        seq.held += need;
         self.touch(row, had, had + need);
     }
 
@@ -254,50 +255,37 @@ impl Ledger {
         }
     }
 
-    /// Blocks that a row has.
-    #[inline]
-    fn row_blocks(&self, row: Row) -> u32 {
-        crate::ids::count(self.tables[row.at() * self.pools.len()].pages.len())
-    }
-
-    /// Whether a sequence's tokens are kept, to be published.
-    #[inline]
-    fn keeps_tokens(&self, row: Row) -> bool {
-        self.config.reuse && self.sequences[row.at()].scope >= 0
-    }
-
     /// Checks one handle of a call that has been numbered by `self.calls`.
     #[inline]
     fn check_handle(&mut self, item: usize, handle: i64) -> Result<Row, LedgerError> {
-        let stale = LedgerError::StaleHandle { item, handle };
-        let Some(parts) = Handle::from_i64(handle) else {
-            return Err(stale);
+        let parts = Handle::from_i64(handle);
+        let seq = parts.and_then(|parts| {
+            let seq = self.sequences.get_mut(parts.row.at())?;
+            let current = seq.open && seq.generation == parts.generation;
+            current.then_some((parts.row, seq))
+        });
+        let Some((row, seq)) = seq else {
+            return Err(LedgerError::StaleHandle { item, handle });
         };
-        let Some(seq) = self.sequences.get_mut(parts.row.at()) else {
-            return Err(stale);
-        };
-        if !seq.open || seq.generation != parts.generation {
-            return Err(stale);
-        }
         if seq.seen == self.calls {
             return Err(LedgerError::RepeatedHandle { item, handle });
         }
         seq.seen = self.calls;
-        Ok(parts.row)
+        Ok(row)
     }
 
     /// Gives back the blocks of a row from ordinal `from` on, which must be private.
     fn give_back_from(&mut self, row: Row, from: u32) {
         let classes = self.pools.len();
         let first = row.at() * classes;
-        let had = self.row_blocks(row);
         let stamp = self.steps.stamp();
         for (class, pool) in self.pools.iter_mut().enumerate() {
             let pages: &mut Vec<PageIndex> = &mut self.tables[first + class].pages;
             pool.give_back(pages.drain(from as usize..), stamp, &self.steps);
         }
         let seq = &mut self.sequences[row.at()];
-        if self.config.reuse && seq.scope >= 0 {
+        let had = std::mem::replace(&mut seq.held, from);
+        if seq.keeps_tokens {
             let kept = (from - seq.published) as usize;
             self.blocks.give_back(seq.blocks.drain(kept..));
         }

@@ -82,7 +82,7 @@ impl Ledger {
         check_len("dst", out.len(), classes * n * width)?;
         for (item, &handle) in handle.iter().enumerate() {
             let row = self.open_row(item, handle)?;
-            let blocks = i64::from(self.row_blocks(row));
+            let blocks = i64::from(self.sequences[row.at()].held);
             let width = i64::try_from(width).unwrap_or(i64::MAX);
             check_range("blocks of row", item, blocks, 0, width)?;
         }

@@ -27,7 +27,7 @@ impl Ledger {
     }
 
     fn release_one(&mut self, row: Row, publish: bool) {
-        let keeps_tokens = self.keeps_tokens(row);
+        let keeps_tokens = self.sequences[row.at()].keeps_tokens;
         if publish && keeps_tokens {
             self.publish_tail(row);
         }
@@ -43,6 +43,7 @@ impl Ledger {
         let node = std::mem::replace(&mut seq.node, NodeId::NONE);
         self.promised -= u64::from(seq.promise);
         seq.open = false;
+        seq.held = 0;
         seq.promise = 0;
         seq.published = 0;
         seq.valid = [0; 2];
