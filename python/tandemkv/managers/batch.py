@@ -12,6 +12,7 @@ from tandemkv.errors import BatchError
 from tandemkv.managers.arrays import flatten, item_array, offset_array, token_array
 
 _EMPTY_INDEX: NDArray[np.intp] = np.zeros(0, np.intp)
+_NO_OFFSETS: NDArray[np.int64] = np.zeros(1, np.int64)
 
 
 class RequestIds(tuple[Hashable, ...]):
@@ -82,6 +83,7 @@ class Batch:
         widths: int32 `[n]`, the most tokens each request runs: the chunk, or 1 + draft slots.
         num_chunks: how many run a prompt chunk, new ones included.
         max_draft_len: the largest of `draft_lens`, 0 for an empty batch.
+        num_new: how many bring a prompt.
         new_index: positions of the requests that bring a prompt, ascending.
         new_offsets: int64 `[num_new + 1]`, where their prompts start in `prompt_tokens`.
 
@@ -98,6 +100,7 @@ class Batch:
         "new_index",
         "new_offsets",
         "num_chunks",
+        "num_new",
         "prompt_tokens",
         "request_ids",
         "scopes",
@@ -113,6 +116,7 @@ class Batch:
     draft_from: NDArray[np.int32] | None
     widths: NDArray[np.int32]
     num_chunks: int
+    num_new: int
     max_draft_len: int
     new_index: NDArray[np.intp]
     new_offsets: NDArray[np.int64]
@@ -166,19 +170,15 @@ class Batch:
         )
 
     @property
-    def num_new(self) -> int:
-        """Requests that bring a prompt."""
-        return len(self.new_index)
-
-    @property
     def num_tokens(self) -> int:
         """Sum of `widths`: the most tokens the step runs, before prefix hits shorten chunks."""
         return int(self.widths.sum(dtype=np.int64))
 
     def _set_prompts(self, prompts: object) -> None:
         put = object.__setattr__
+        put(self, "num_new", 0)
         put(self, "new_index", _EMPTY_INDEX)
-        put(self, "new_offsets", np.zeros(1, np.int64))
+        put(self, "new_offsets", _NO_OFFSETS)
         put(self, "prompt_tokens", None)
         if prompts is None:
             return
@@ -187,6 +187,7 @@ class Batch:
         if len(new) == 0:
             return
         put(self, "prompt_tokens", tokens)
+        put(self, "num_new", len(new))
         put(self, "new_index", new)
         # Ranges between two new requests are empty, so each ends where the next one begins.
         put(self, "new_offsets", np.append(offsets[new], offsets[-1]))

@@ -153,18 +153,18 @@ class Managers:
         """
         with self._lock:
             began = step is None
-            if began:
-                self._steps.check_none_implicit()
+            if step is None and self._steps.implicit is not None:
+                self._steps.refuse_second(self._steps.implicit)
             work = self._preparation.check(batch)
             number = self._ledger.begin_step(self._now) if step is None else step
             try:
-                granted = self._preparation.run(batch, work, number, stop_at_first)
+                handles, mask, total = self._preparation.run(batch, work, number, stop_at_first)
             except LedgerError:
                 if began:
                     self._ledger.complete_step(number)
                 raise
-            self._steps.record(number, began, batch.request_ids, granted.handles, granted.total)
-            return granted.mask
+            self._steps.record(number, began, batch.request_ids, handles, total)
+            return mask
 
     @property
     def refusals(self) -> dict[Hashable, Refusal]:
@@ -208,24 +208,32 @@ class Managers:
             handles = record.whole(ids)
             live: NDArray[np.intp] | None = None
             if handles is None:
-                granted = record.lookup(ids)
-                record.check_refused(ids, granted, counts)
-                live = np.flatnonzero((granted != NOT_GRANTED) & ~record.is_freed(granted))
-                handles = granted[live]
+                live, handles = self._still_running(record, ids, counts)
                 tokens, counts = tokens[live], counts[live]
                 valid = None if valid is None else np.asarray(valid)[live]
-                if record.implicit:
-                    record.check_all_there(handles)
-            self._registry.check_counts(batch, live, handles, counts)
-            self._check_moves(record)
+            if np.count_nonzero(counts) < len(counts):
+                self._registry.check_counts(batch, live, handles, counts)
+            if self._preparation.due_moves:
+                self._check_moves(record)
             try:
                 if len(handles):
                     self._ledger.advance(record.step, handles, tokens, counts, valid)
             except LedgerError as error:
                 name_request(error, ids if live is None else pick(ids, live))
                 raise
-            record.finish(handles)
-            self._close(record)
+            self._close(record, handles)
+
+    @staticmethod
+    def _still_running(
+        record: StepRecord, ids: RequestIds, counts: NDArray[np.int32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Return the positions and handles of what was granted and not freed since."""
+        granted = record.lookup(ids)
+        record.check_refused(ids, granted, counts)
+        live = np.flatnonzero((granted != NOT_GRANTED) & ~record.is_freed(granted))
+        if record.implicit:
+            record.check_all_there(granted[live])
+        return live, granted[live]
 
     def skip_step(self, step: int | None = None) -> None:
         """Say that a prepared step did not run: every length stays, the room is given back.
@@ -244,10 +252,9 @@ class Managers:
             self._check_moves(record)
             handles = np.array([handle for _, handle in record.members()], np.int64)
             hold(self._ledger, record.step, handles)
-            record.finish(handles)
             for handle in handles.tolist():
                 self._registry.restore_cursor(handle, self._ledger.sequence(handle))
-            self._close(record)
+            self._close(record, handles)
 
     def _check_moves(self, record: StepRecord) -> None:
         # The ledger refuses to complete such a step; found here, before anything has changed.
@@ -258,11 +265,12 @@ class Managers:
                 record.step,
             )
 
-    def _close(self, record: StepRecord) -> None:
+    def _close(self, record: StepRecord, handles: NDArray[np.int64]) -> None:
         if record.implicit:
             self._ledger.complete_step(record.step)
-            self._steps.completed(record.step)
-        self._steps.updated(record)
+            self._steps.implicit = None
+            record.implicit = False
+        self._steps.updated(record, handles)
 
     # --- copies and tables --------------------------------------------------------------------
 

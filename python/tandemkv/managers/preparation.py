@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,27 +15,12 @@ from tandemkv.managers.limits import Limits
 from tandemkv.managers.registry import Registry
 from tandemkv.managers.steps import NOT_GRANTED
 
+# A checked batch: handles of the running requests; their positions, and the new requests (both
+# None if all requests run already). Plain tuples, because every decode step makes one.
+Work = tuple[NDArray[np.int64], NDArray[np.intp] | None, Admission | None]
 
-class Work(NamedTuple):
-    """A checked batch.
-
-    Attributes:
-        handles: of the running requests.
-        running: their positions; None if all requests run already.
-        admission: the new requests; None if there are none.
-    """
-
-    handles: NDArray[np.int64]
-    running: NDArray[np.intp] | None
-    admission: Admission | None
-
-
-class Granted(NamedTuple):
-    """What a step was granted: handles (`NOT_GRANTED` for the refused), which, and how many."""
-
-    handles: NDArray[np.int64]
-    mask: NDArray[np.bool_]
-    total: int
+# What a step was granted: handles (`NOT_GRANTED` for the refused), which, and how many.
+Granted = tuple[NDArray[np.int64], NDArray[np.bool_], int]
 
 
 class Preparation:
@@ -51,6 +35,7 @@ class Preparation:
     def __init__(self, ledger: Ledger, limits: Limits, registry: Registry) -> None:
         self._ledger = ledger
         self._limits = limits
+        self._max_draft_len = limits.reserve_tokens
         self._registry = registry
         self.refusals: dict[Hashable, Refusal] = {}
         self.refused_rows = 0
@@ -65,18 +50,18 @@ class Preparation:
         Raises:
             RequestError, BatchError: see `Managers.prepare_resources`.
         """
-        if batch.max_draft_len > self._limits.reserve_tokens:
+        if batch.max_draft_len > self._max_draft_len:
             self._limits.refuse_draft_lens(batch)
         if batch.num_new == 0:
             handles = self._registry.resolve(batch.request_ids)
             if batch.num_chunks:
                 self._registry.check_chunks(batch.request_ids, batch.chunk_lens, handles)
-            return Work(handles, None, None)
+            return handles, None, None
         running, handles = self._registry.split(batch)
         if batch.num_chunks > batch.num_new:
             members = pick(batch.request_ids, running)
             self._registry.check_chunks(members, batch.chunk_lens[running], handles)
-        return Work(handles, running, admission_of(batch, self._limits))
+        return handles, running, admission_of(batch, self._limits)
 
     def run(self, batch: Batch, work: Work, step: int, stop_at_first: bool) -> Granted:
         """Do what `check` has checked, in an open step.
@@ -87,32 +72,33 @@ class Preparation:
         """
         if self.refusals:
             self.refusals = {}
-        ids, handles = batch.request_ids, work.handles
-        if work.running is None or work.admission is None:
+        ids = batch.request_ids
+        handles, running, admission = work
+        if running is None or admission is None:
             granted = self._grow(ids, batch.widths, handles, step, stop_at_first)
             if batch.num_chunks:
-                self._registry.move_cursors(batch.chunk_lens, handles, granted.mask)
+                self._registry.move_cursors(batch.chunk_lens, handles, granted[1])
             return granted
-        running, admission = work.running, work.admission
-        grown = Granted(handles, np.ones(0, np.bool_), 0)
+        grown: Granted = handles, np.ones(0, np.bool_), 0
         if len(running):
             members = pick(ids, running)
             grown = self._grow(members, batch.widths[running], handles, step, stop_at_first)
-        admitted = 0
-        if not (stop_at_first and grown.total < len(running)):
+        grown_handles, mask, num_grown = grown
+        num_admitted = 0
+        if not (stop_at_first and num_grown < len(running)):
             try:
-                admitted = self._admit(step, admission, stop_at_first)
+                num_admitted = self._admit(step, admission, stop_at_first)
             except LedgerError as error:
                 # Only a closed step, or prompts that changed after the check, bring us here.
-                hold(self._ledger, step, grown.handles[grown.mask])
+                hold(self._ledger, step, grown_handles[mask])
                 name_request(error, admission.ids)
                 raise
-        self._registry.move_cursors(batch.chunk_lens[running], handles, grown.mask)
+        self._registry.move_cursors(batch.chunk_lens[running], handles, mask)
         self.refusals.update(admission.refusals(self._limits))
         everything = np.full(len(ids), NOT_GRANTED, np.int64)
-        everything[running] = grown.handles
+        everything[running] = grown_handles
         everything[batch.new_index] = np.maximum(admission.handles, NOT_GRANTED)
-        return Granted(everything, everything != NOT_GRANTED, grown.total + admitted)
+        return everything, everything != NOT_GRANTED, num_grown + num_admitted
 
     def _grow(
         self,
@@ -130,12 +116,12 @@ class Preparation:
             raise
         mask = ok.view(np.bool_)
         if count == len(handles):
-            return Granted(handles, mask, count)
+            return handles, mask, count
         refused = np.flatnonzero(~mask).tolist()
         for item in refused:
             tried = item == refused[0] or not stop_at_first
             self.refusals[ids[item]] = Refusal("no_pages_now" if tried else "not_tried")
-        return Granted(np.where(mask, handles, NOT_GRANTED), mask, count)
+        return np.where(mask, handles, NOT_GRANTED), mask, count
 
     def _admit(self, step: int, admission: Admission, stop_at_first: bool) -> int:
         """Admit in order, never into the rows that are kept for dummies."""

@@ -196,8 +196,6 @@ class Registry:
         Raises:
             BatchError: names the request.
         """
-        if np.count_nonzero(counts) == len(counts):
-            return
         chunk_lens = batch.chunk_lens if live is None else batch.chunk_lens[live]
         decodes = (counts == 0) & (chunk_lens == 0) & ~self._is_dummy[_rows(handles)]
         if decodes.any():

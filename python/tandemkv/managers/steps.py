@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from tandemkv.managers.batch import RequestIds
 
 NOT_GRANTED = -1
 """Stands in an array of handles where a request was refused."""
+
+_NONE: frozenset[int] = frozenset()
 
 
 class StepRecord:
@@ -28,29 +30,38 @@ class StepRecord:
         outstanding: granted handles that were neither updated nor freed.
     """
 
-    __slots__ = ("_done", "_freed", "_parts", "implicit", "outstanding", "step")
+    __slots__ = ("_done", "_freed", "_parts", "_whole", "implicit", "outstanding", "step")
 
-    def __init__(self, step: int, implicit: bool) -> None:
+    def __init__(
+        self,
+        step: int,
+        implicit: bool,
+        ids: RequestIds,
+        handles: NDArray[np.int64],
+        granted: int,
+    ) -> None:
         self.step = step
         self.implicit = implicit
-        self.outstanding = 0
-        self._parts: list[tuple[RequestIds, NDArray[np.int64], bool]] = []
-        self._freed: set[int] = set()
-        self._done: set[int] = set()
+        self.outstanding = granted
+        # One entry per `prepare_resources` call; refused items hold NOT_GRANTED.
+        self._parts: tuple[tuple[RequestIds, NDArray[np.int64]], ...] = ((ids, handles),)
+        # The handles, as long as every request of a single call is still to be updated.
+        self._whole = handles if granted == len(ids) else None
+        self._freed = _NONE
+        self._done = _NONE
 
     def add(self, ids: RequestIds, handles: NDArray[np.int64], granted: int) -> None:
-        """Record one `prepare_resources` call; refused items hold `NOT_GRANTED`."""
-        self._parts.append((ids, handles, granted == len(ids)))
+        """Record a further `prepare_resources` call."""
+        self._whole = None
+        self._parts += ((ids, handles),)
         self.outstanding += granted
 
     def whole(self, ids: RequestIds) -> NDArray[np.int64] | None:
         """Return the handles of `ids` if the step runs exactly these, all of them, else None."""
-        if len(self._parts) != 1 or self._freed or self._done:
+        if self._whole is None:
             return None
-        known, handles, all_granted = self._parts[0]
-        if not all_granted or (known is not ids and known != ids):
-            return None
-        return handles
+        known = self._parts[0][0]
+        return self._whole if known is ids or known == ids else None
 
     def lookup(self, ids: RequestIds) -> NDArray[np.int64]:
         """Return the handles granted to `ids` in this step, `NOT_GRANTED` for refused requests.
@@ -59,7 +70,7 @@ class StepRecord:
             RequestError: an id that was not prepared in this step.
         """
         granted: dict[Hashable, int] = {}
-        for known, handles, _ in self._parts:
+        for known, handles in self._parts:
             # A later call overrides a refusal; the ledger refuses to grow one handle twice.
             granted.update(zip(known, handles.tolist(), strict=True))
         missing = tuple(request_id for request_id in ids if request_id not in granted)
@@ -79,20 +90,22 @@ class StepRecord:
         """Count `handles` as updated."""
         self.outstanding -= len(handles)
         if self.outstanding:
-            self._done.update(handles.tolist())
+            self._done |= frozenset(handles.tolist())
+        self._whole = None
 
     def free(self, handle: int) -> None:
         """Note that a request was freed, if this step runs it."""
         if handle in self._done or handle in self._freed:
             return
-        if any((handles == handle).any() for _, handles, _ in self._parts):
-            self._freed.add(handle)
+        if any((handles == handle).any() for _, handles in self._parts):
+            self._freed |= {handle}
+            self._whole = None
             self.outstanding -= 1
 
     def members(self) -> Iterator[tuple[Hashable, int]]:
         """Yield `(request id, handle)` of what is outstanding, in the order it was prepared."""
         gone = self._done | self._freed
-        for ids, handles, _ in self._parts:
+        for ids, handles in self._parts:
             for request_id, handle in zip(ids, handles.tolist(), strict=True):
                 if handle != NOT_GRANTED and handle not in gone:
                     yield request_id, handle
@@ -137,32 +150,28 @@ class Steps:
         self._records: dict[int, StepRecord] = {}
         self.implicit: int | None = None
 
-    def check_none_implicit(self) -> None:
-        """Refuse to begin a second step without a number of the caller's.
+    def refuse_second(self, step: int) -> NoReturn:
+        """Say that the managers do not begin a second step while their own `step` is open.
 
         Raises:
-            StepError: names the step that is open.
+            StepError: always.
         """
-        if self.implicit is not None:
-            raise StepError(
-                f"step {self.implicit} is prepared and not updated: call update_resources or "
-                "skip_step first, or pass steps of begin_step() to overlap them",
-                self.implicit,
-            )
-
-    def __contains__(self, step: int) -> bool:
-        return step in self._records
+        raise StepError(
+            f"step {step} is prepared and not updated: call update_resources or skip_step first, "
+            "or pass steps of begin_step() to overlap them",
+            step,
+        )
 
     def record(
         self, step: int, began: bool, ids: RequestIds, handles: NDArray[np.int64], granted: int
     ) -> None:
         """Note what one `prepare_resources` call granted."""
-        record = self._records.get(step)
-        if record is None:
-            record = self._records[step] = StepRecord(step, began)
-        record.add(ids, handles, granted)
         if began:
             self.implicit = step
+        elif step in self._records:
+            self._records[step].add(ids, handles, granted)
+            return
+        self._records[step] = StepRecord(step, began, ids, handles, granted)
 
     def waiting(self, step: int | None) -> StepRecord:
         """Return the record of a step that waits for its result; None: the managers' own.
@@ -187,11 +196,16 @@ class Steps:
         if record is not None:
             record.implicit = False
 
-    def updated(self, record: StepRecord) -> None:
-        """Forget a step whose result is in, and older ones whose requests were all freed."""
+    def updated(self, record: StepRecord, handles: NDArray[np.int64]) -> None:
+        """Note that the results of `handles` are in.
+
+        A step that waits for no more is forgotten, and so are older ones whose requests were all
+        freed: no result for them will come any more.
+        """
+        record.finish(handles)
         if record.outstanding == 0:
             del self._records[record.step]
-        if len(self._records) > 1:
+        if self._records:
             for step, old in list(self._records.items()):
                 if step < record.step and old.outstanding == 0 and not old.implicit:
                     del self._records[step]
