@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tandemkv.errors import BatchError
-from tandemkv.managers.accepted import padded
+from tandemkv.managers.accepted import read_accepted, select
 from tandemkv.managers.batch import Batch, RequestIds
 
 
@@ -147,10 +147,15 @@ def test_a_malformed_batch_names_what_is_wrong(
 
 
 def rows(accepted: object, num_items: int) -> list[list[int]]:
-    tokens, counts = padded(accepted, num_items)
+    return cut(*read_accepted(accepted, num_items))
+
+
+def cut(tokens: np.ndarray, counts: np.ndarray) -> list[list[int]]:
     assert counts.dtype == np.int32
-    assert tokens.shape[0] == num_items
-    return [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
+    if tokens.ndim == 2:
+        return [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
+    assert len(tokens) == counts.sum()
+    return [part.tolist() for part in np.split(tokens, np.cumsum(counts)[:-1])][: len(counts)]
 
 
 @pytest.mark.parametrize(
@@ -180,11 +185,20 @@ def test_accepted_tokens_mean_the_same_in_every_form(
     assert rows(expected, len(expected)) == expected
 
 
-def test_padded_rows_are_not_copied() -> None:
+def test_arrays_of_accepted_tokens_are_not_copied() -> None:
     table = np.zeros((2, 3), np.int32)
-    assert padded((table, i32(1, 3)), 2)[0] is table
+    assert read_accepted((table, i32(1, 3)), 2)[0] is table
     flat = np.arange(6, dtype=np.int32)
-    assert np.shares_memory(padded((flat, i64(0, 3, 6)), 2)[0], flat)
+    assert read_accepted((flat, i64(0, 2, 6)), 2)[0] is flat
+
+
+@pytest.mark.parametrize("live", [[], [0], [1, 3], [0, 1, 2, 3]])
+def test_tokens_of_some_requests_are_selected_in_both_forms(live: list[int]) -> None:
+    expected = [[1, 2], [], [3], [4, 5, 6]]
+    table = np.array([[1, 2, 9], [9, 9, 9], [3, 9, 9], [4, 5, 6]], np.int32)
+    counts, index = i32(2, 0, 1, 3), np.array(live, np.intp)
+    for tokens in (table, i32(1, 2, 3, 4, 5, 6)):
+        assert cut(*select(tokens, counts, index)) == [expected[item] for item in live]
 
 
 @pytest.mark.parametrize(
@@ -208,4 +222,4 @@ def test_padded_rows_are_not_copied() -> None:
 )
 def test_malformed_accepted_tokens_are_refused(accepted: object, message: str) -> None:
     with pytest.raises(BatchError, match=message):
-        padded(accepted, 2)
+        read_accepted(accepted, 2)

@@ -155,7 +155,12 @@ class Ledger:
         tokens: _Tokens,
         count: _I32,
         valid: _I32 | None = None,
-    ) -> None: ...
+    ) -> None:
+        """End `step` for the sequences.
+
+        `tokens` has `count[i]` tokens per sequence: in the rows of `[n, m]`, or one after the other
+        in `[sum(count)]`.
+        """
     def release(self, handle: _I64, publish: _U8) -> None: ...
     def match(self, tokens: _Tokens, scope: int = 0, draft_from: int | None = None) -> int: ...
     def moves(self, out: _I32) -> int: ...

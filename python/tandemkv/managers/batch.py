@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from tandemkv.errors import BatchError
 from tandemkv.managers.arrays import flatten, item_array, offset_array, token_array
 
 _EMPTY_INDEX: NDArray[np.intp] = np.zeros(0, np.intp)
+_ONE = np.int32(1)
 _NO_OFFSETS: NDArray[np.int64] = np.zeros(1, np.int64)
 
 
@@ -39,8 +41,11 @@ class RequestIds(tuple[Hashable, ...]):
             )
         try:
             ids = super().__new__(cls, request_ids)
+            last = _last_checked[0]
+            if ids == last:
+                return last
             distinct = set(ids)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise BatchError(f"request_ids: {error}", field="request_ids") from None
         if len(distinct) != len(ids):
             seen: set[Hashable] = set()
@@ -52,7 +57,13 @@ class RequestIds(tuple[Hashable, ...]):
                         item=item,
                     )
                 seen.add(request_id)
+        _last_checked[0] = ids
         return ids
+
+
+# Schedulers that build a list of ids for each step mostly build the same one: comparing it with the
+# last is several times cheaper than checking it, and finds the handles looked up for it.
+_last_checked = [tuple.__new__(RequestIds)]
 
 
 class Batch:
@@ -145,16 +156,15 @@ class Batch:
         if num_chunks and num_drafts:
             self._check_no_draft_in_chunks()
         put(self, "widths", _widths(chunks, num_chunks, drafts))
-        optional = (
-            ("max_total_tokens", max_total_tokens, np.int64),
-            ("scopes", scopes, np.int32),
-            ("draft_from", draft_from, np.int32),
-        )
-        for field, value, dtype in optional:
-            put(self, field, None if value is None else item_array(field, value, dtype, n))
-        for field in ("scopes", "draft_from"):
-            self._check_at_least(field, -1)
-        self._set_prompts(prompts)
+        self._set_optional("max_total_tokens", max_total_tokens, np.int64, 0)
+        self._set_optional("scopes", scopes, np.int32, -1)
+        self._set_optional("draft_from", draft_from, np.int32, -1)
+        put(self, "num_new", 0)
+        put(self, "new_index", _EMPTY_INDEX)
+        put(self, "new_offsets", _NO_OFFSETS)
+        put(self, "prompt_tokens", None)
+        if prompts is not None:
+            self._set_prompts(prompts)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Batch is immutable: cannot set {name}")
@@ -174,14 +184,19 @@ class Batch:
         """Sum of `widths`: the most tokens the step runs, before prefix hits shorten chunks."""
         return int(self.widths.sum(dtype=np.int64))
 
+    def _set_optional(
+        self, field: str, value: object, dtype: type[np.signedinteger[Any]], low: int
+    ) -> None:
+        if value is None:
+            object.__setattr__(self, field, None)
+            return
+        array = item_array(field, value, dtype, len(self))
+        object.__setattr__(self, field, array)
+        if len(array) and int(array.min()) < low:
+            self._refuse(field, int(np.flatnonzero(array < low)[0]), f">= {low}")
+
     def _set_prompts(self, prompts: object) -> None:
         put = object.__setattr__
-        put(self, "num_new", 0)
-        put(self, "new_index", _EMPTY_INDEX)
-        put(self, "new_offsets", _NO_OFFSETS)
-        put(self, "prompt_tokens", None)
-        if prompts is None:
-            return
         tokens, offsets = _prompts(prompts, len(self))
         new = np.flatnonzero(offsets[1:] > offsets[:-1])
         if len(new) == 0:
@@ -213,11 +228,6 @@ class Batch:
             item=item,
         )
 
-    def _check_at_least(self, field: str, low: int) -> None:
-        array = getattr(self, field)
-        if array is not None and len(array) and int(array.min()) < low:
-            self._refuse(field, int(np.flatnonzero(array < low)[0]), f">= {low}")
-
     def _check_no_draft_in_chunks(self) -> None:
         both = np.flatnonzero((self.chunk_lens > 0) & (self.draft_lens > 0))
         if len(both):
@@ -239,18 +249,24 @@ def _prompts(prompts: object, num_items: int) -> tuple[NDArray[Any], NDArray[np.
     return flatten("prompts", prompts)
 
 
+@functools.lru_cache(maxsize=32)
+def _full(num_items: int, value: int) -> NDArray[np.int32]:
+    array = np.full(num_items, value, np.int32)
+    array.setflags(write=False)
+    return array
+
+
 def _lengths(field: str, value: object, num_items: int) -> tuple[NDArray[np.int32], int, int]:
     """Return lengths >= 0, how many are not 0, and the largest."""
     if value is None:
-        zeros = np.zeros(num_items, np.int32)
-        zeros.setflags(write=False)
-        return zeros, 0, 0
+        return _full(num_items, 0), 0, 0
     array = item_array(field, value, np.int32, num_items)
     nonzero = int(np.count_nonzero(array))
     if nonzero == 0:
         return array, 0, 0
-    # One reduction finds both ends: as unsigned, a negative length is larger than any other.
-    largest = int(array.view(np.uint32).max())
+    # As unsigned, a negative length is larger than any other; argmax is the cheap reduction.
+    unsigned = array.view(np.uint32)
+    largest = int(unsigned[unsigned.argmax()])
     if largest > np.iinfo(np.int32).max:
         item = int(np.flatnonzero(array < 0)[0])
         raise BatchError(
@@ -264,6 +280,7 @@ def _widths(
 ) -> NDArray[np.int32]:
     if num_chunks == len(chunks) and num_chunks:
         return chunks
-    widths = drafts + np.int32(1) if num_chunks == 0 else np.where(chunks > 0, chunks, drafts + 1)
+    one_more = drafts + _ONE
+    widths = one_more if num_chunks == 0 else np.where(chunks > 0, chunks, one_more)
     widths.setflags(write=False)
     return widths

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
 from tandemkv.errors import BatchError, LedgerError, StepError
-from tandemkv.managers.accepted import padded
+from tandemkv.managers.accepted import read_accepted, select
 from tandemkv.managers.admission import Refusal, dummies_fit, dummy_admission
 from tandemkv.managers.arrays import int_array
 from tandemkv.managers.batch import Batch, RequestIds
@@ -189,7 +189,7 @@ class Managers:
                 step that the managers began is updated by one call, with all of its requests.
             accepted: one entry per request of the batch: accepted draft tokens and the bonus
                 token, or the token sampled after the last chunk; nothing for a chunk that does not
-                end its prompt. See `tandemkv.managers.accepted.padded` for the forms.
+                end its prompt. See `tandemkv.managers.accepted.read_accepted` for the forms.
             step: None: the step that `prepare_resources` began; it is completed as well.
             valid: int32 `[n, roles]`, ends of valid KV per role where the engine did not write
                 all of it; None: everything up to the accepted end.
@@ -204,12 +204,12 @@ class Managers:
         with self._lock:
             record = self._steps.waiting(step)
             ids = batch.request_ids
-            tokens, counts = padded(accepted, len(ids))
+            tokens, counts = read_accepted(accepted, len(ids))
             handles = record.whole(ids)
             live: NDArray[np.intp] | None = None
             if handles is None:
                 live, handles = self._still_running(record, ids, counts)
-                tokens, counts = tokens[live], counts[live]
+                tokens, counts = select(tokens, counts, live)
                 valid = None if valid is None else np.asarray(valid)[live]
             if np.count_nonzero(counts) < len(counts):
                 self._registry.check_counts(batch, live, handles, counts)

@@ -154,9 +154,24 @@ pub enum Tokens {
 
 impl Tokens {
     pub fn new(value: &Bound<'_, PyAny>, argument: &str, dims: usize) -> PyResult<Self> {
+        Self::up_to(value, argument, dims, dims)
+    }
+
+    /// A buffer with `fewest` to `most` dimensions.
+    pub fn up_to(
+        value: &Bound<'_, PyAny>,
+        argument: &str,
+        fewest: usize,
+        most: usize,
+    ) -> PyResult<Self> {
         let wrong = |_| wrong_dtype(value, argument, "int32 or int64");
         let buffer = PyUntypedBuffer::get(value).map_err(wrong)?;
-        check_layout(&buffer, value.py(), argument, dims)?;
+        check_layout(
+            &buffer,
+            value.py(),
+            argument,
+            buffer.dimensions().clamp(fewest, most),
+        )?;
         if buffer.item_size() == size_of::<i32>() {
             return Ok(Self::Narrow(Input(buffer.into_typed().map_err(wrong)?)));
         }

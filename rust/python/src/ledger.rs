@@ -306,19 +306,12 @@ impl PyLedger {
         valid: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let handle = Input::<i64>::new(handle, "handle", 1)?;
-        let tokens = Tokens::new(tokens, "tokens", 2)?;
+        let tokens = Tokens::up_to(tokens, "tokens", 1, 2)?;
         let count = Input::<i32>::new(count, "count", 1)?;
         let valid = valid
             .map(|value| Input::<i32>::new(value, "valid", 2))
             .transpose()?;
-        let (rows, columns) = (tokens.shape()[0], tokens.shape()[1]);
-        if rows != handle.slice().len() {
-            let message = format!(
-                "tokens has {rows} rows, expected one per handle: {}",
-                handle.slice().len()
-            );
-            return Err(misuse(py, "length_mismatch", &message));
-        }
+        let rows = TokenRows::new(py, &tokens, handle.slice().len(), count.slice())?;
         if let Some(valid) = &valid
             && valid.shape()[1] != 2
         {
@@ -330,15 +323,15 @@ impl PyLedger {
         }
         let batch = AdvanceBatch {
             handle: handle.slice(),
-            tokens: tokens.slice(),
-            columns,
+            tokens: rows.padded.as_deref().unwrap_or(tokens.slice()),
+            columns: rows.columns,
             count: count.slice(),
             valid: valid.as_ref().map(Input::slice),
         };
         let mut guard = self.lock(py)?;
         let result = guard.advance(step, &batch).map_err(|error| match error {
             LedgerError::Token { item, position, .. } => {
-                let value = tokens.original(item * columns + position);
+                let value = tokens.original(rows.start(item, count.slice()) + position);
                 LedgerError::Token {
                     item,
                     position,
@@ -491,4 +484,56 @@ fn records(out: &Bound<'_, PyAny>) -> PyResult<Output<i32>> {
         return Err(misuse(out.py(), "shape", &message));
     }
     Ok(records)
+}
+
+/// The tokens of `advance`, one row of `columns` per sequence.
+struct TokenRows {
+    columns: usize,
+    /// The rows, if the caller packed them one after the other.
+    padded: Option<Vec<u32>>,
+}
+
+impl TokenRows {
+    fn new(py: Python<'_>, tokens: &Tokens, handles: usize, count: &[i32]) -> PyResult<Self> {
+        if let [rows, columns] = *tokens.shape() {
+            if rows != handles {
+                let message = format!("tokens has {rows} rows, expected one per handle: {handles}");
+                return Err(misuse(py, "length_mismatch", &message));
+            }
+            return Ok(Self {
+                columns,
+                padded: None,
+            });
+        }
+        let sizes = count.iter().map(|&size| usize::try_from(size).unwrap_or(0));
+        let total: usize = sizes.clone().sum();
+        if total != tokens.slice().len() {
+            let message = format!(
+                "tokens holds {}, but the counts add up to {total}",
+                tokens.slice().len()
+            );
+            return Err(misuse(py, "length_mismatch", &message));
+        }
+        let columns = sizes.clone().max().unwrap_or(0);
+        let mut padded = vec![0; columns * handles];
+        let mut packed = tokens.slice();
+        for (row, size) in padded.chunks_exact_mut(columns.max(1)).zip(sizes) {
+            let (given, rest) = packed.split_at(size);
+            row[..size].copy_from_slice(given);
+            packed = rest;
+        }
+        Ok(Self {
+            columns,
+            padded: Some(padded),
+        })
+    }
+
+    /// Where the tokens of `item` start in what the caller gave.
+    fn start(&self, item: usize, count: &[i32]) -> usize {
+        if self.padded.is_none() {
+            return item * self.columns;
+        }
+        let before = count[..item].iter();
+        before.map(|&size| usize::try_from(size).unwrap_or(0)).sum()
+    }
 }

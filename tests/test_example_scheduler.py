@@ -1,0 +1,59 @@
+"""The example scheduler serves all its requests, under pressure, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "scheduler.py"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("scheduler_example", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_example_reports_what_it_did(
+    example: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("40 requests in ")
+    assert int(lines[1].split()[0]) > 0  # prompt tokens reused
+    assert int(lines[3].split()[0]) > 0  # preemptions
+
+
+def test_the_example_serves_everything_and_leaves_nothing(example: ModuleType) -> None:
+    managers = example.build()
+    requests = [
+        example.Request(f"{number}", list(range(number, number + 40)), 90) for number in range(12)
+    ]
+    scheduler = example.Scheduler(managers, requests, seed=3)
+    scheduler.serve()
+    assert {request.name for request in scheduler.finished} == {f"{n}" for n in range(12)}
+    assert all(len(request.tokens) == 90 for request in scheduler.finished)
+    assert any(request.preemptions for request in scheduler.finished)
+    managers.ledger.validate()
+    (states,) = managers.ledger.stats()["classes"]
+    assert states["live"] == states["fenced"] == 0
+    managers.reset_reuse_state()
+    (states,) = managers.ledger.stats()["classes"]
+    assert states["free"] == states["total"] - 1
+
+
+def test_the_example_says_what_can_never_be_served(example: ModuleType) -> None:
+    request = example.Request("too long", list(range(250)), 256)
+    managers = example.build()
+    managers.add_dummy_requests(["pad"], [200])
+    with pytest.raises(RuntimeError, match=r"nothing fits: .*too long"):
+        example.Scheduler(managers, [request]).serve()
