@@ -1,8 +1,8 @@
 """tandemkv's batch seam as a peer of the page-manager workloads W1 to W8.
 
 The workloads come from a folder with `peer.py` on the path; run them with
-`--extra tandemkv=benchmarks/peers/tandemkv_peer.py:Tandemkv`. A handle is an index into the arrays of
-this adapter, as an engine keeps its batch; every timed call is one call of the seam per batch.
+`--extra tandemkv=benchmarks/peers/tandemkv_peer.py:Tandemkv`. A handle is an index into the arrays
+of this adapter, as an engine keeps its batch; every timed call is one call of the seam per batch.
 """
 
 from __future__ import annotations
