@@ -12,11 +12,10 @@ from tandemkv import _core
 
 # Kinds that need more than layers which keep every token. A kind that is in neither table fails.
 LATER = {
-    "state_bytes": "recurrent state layers have no geometry yet",
-    "window_resolution": "sliding-window layers have no geometry yet",
-    "window_cost": "sliding-window layers have no geometry yet",
-    "window_capacity": "sliding-window layers have no geometry yet",
-    "prompt_bytes": "sliding-window layers have no geometry yet",
+    "window_resolution": "sliding-window layers are not planned yet",
+    "window_cost": "sliding-window layers are not planned yet",
+    "window_capacity": "sliding-window layers are not planned yet",
+    "prompt_bytes": "sliding-window layers are not planned yet",
     "resume_margin": "the margin is part of the fixed cost of window pools",
     "quota": "no utilisation limit is offered",
     "auto_host": "no automatic host size is offered",
@@ -82,6 +81,40 @@ def check_layer_cost(inputs: Case, expected: Case) -> None:
         config = tkv.KvCacheConfig(max_gpu_total_bytes=GIB, max_seq_len=4096)
         plan = tkv.plan(model(gqa(2)), draft, config=config, speculative=mode)
         assert plan.ranks[0].draft.bytes_per_token == expected["bytes_per_token"]
+
+
+@check("state_bytes")
+def check_state_bytes(inputs: Case, expected: Case) -> None:
+    # A convolution of kernel k keeps k - 1 inputs of the heads and of both group projections.
+    kept = inputs["conv_kernel"] - 1
+    parts = {
+        "conv": [
+            (inputs["num_heads"], inputs["head_dim"] * kept, inputs["conv_dtype"]),
+            (inputs["n_groups"], 2 * inputs["state_size"] * kept, inputs["conv_dtype"]),
+        ],
+        "recurrent": [
+            (
+                inputs["num_heads"],
+                inputs["head_dim"] * inputs["state_size"],
+                inputs["recurrent_dtype"],
+            )
+        ],
+    }
+    buffers = {
+        part: [
+            tkv.StateBuffer(name=part, split_units=units, unit_elements=elements, dtype=dtype)
+            for units, elements, dtype in sizes
+        ]
+        for part, sizes in parts.items()
+    }
+    for part, own in buffers.items():
+        layer = tkv.Layer(kind="state", state_buffers=own)
+        assert layer.state_bytes(inputs["tp_size"]) == expected[f"{part}_bytes"]
+    whole = tkv.Layer(kind="state", state_buffers=buffers["conv"] + buffers["recurrent"])
+    assert whole.state_bytes(inputs["tp_size"]) == expected["state_bytes"]
+    if "all_layers_bytes" in expected:
+        geometry = tkv.ModelGeometry(layers=[whole] * inputs["layers"])
+        assert geometry.state_bytes(inputs["tp_size"]) == expected["all_layers_bytes"]
 
 
 @check("extra_tokens")

@@ -209,7 +209,12 @@ def test_geometry_as_plain_values() -> None:
                 "num_kv_heads": 8,
                 "head_dim": 128,
                 "v_head_dim": None,
+                "shared_kv": False,
+                "window": None,
+                "sink_tokens": 0,
+                "chunk": None,
                 "side_buffers": [],
+                "beside": [],
             }
         ],
     }

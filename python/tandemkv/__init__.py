@@ -18,7 +18,7 @@ from tandemkv.errors import (
     TandemkvError,
     UnsupportedModelError,
 )
-from tandemkv.geometry import Layer, ModelGeometry, SideBuffer
+from tandemkv.geometry import Layer, ModelGeometry, SideBuffer, StateBuffer
 from tandemkv.managers import Batch, Managers, Refusal, RequestIds, build_managers
 from tandemkv.planning import ByteSplit, Plan, plan, split_budget
 
@@ -45,6 +45,7 @@ __all__ = [
     "SequencesOpenError",
     "SideBuffer",
     "SpeculativeConfig",
+    "StateBuffer",
     "StepError",
     "TandemkvError",
     "UnsupportedModelError",

@@ -16,6 +16,7 @@ __all__ = [
     "__version__",
     "cost_tokens",
     "layer_bytes_per_token",
+    "layer_state_bytes",
     "split_bytes",
     "split_pages",
 ]
@@ -38,16 +39,29 @@ def layer_bytes_per_token(
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
     v_head_dim: int | None = None,
+    shared_kv: bool = False,
     kv_lora_rank: int | None = None,
     qk_rope_head_dim: int | None = None,
     side_bytes: int = 0,
 ) -> int:
     """Bytes per token of one layer on each of `tp_size` ranks (1 under attention-DP).
 
-    `kind` is `attention` (needs `num_kv_heads` and `head_dim`; `v_head_dim` defaults to
-    `head_dim`) or `mla` (needs `kv_lora_rank` and `qk_rope_head_dim`; never divided by tp).
+    `kind` is `attention` or `cross_attention` (needs `num_kv_heads` and `head_dim`; `v_head_dim`
+    defaults to `head_dim`, and with `shared_kv` the keys are the values, kept once) or `mla` (needs
+    `kv_lora_rank` and `qk_rope_head_dim`; never divided by tp).
     `side_bytes` are raw bytes per token: neither the KV dtype nor tp changes them. Raises
     `GeometryError` for an unknown kind or dtype, and for heads that the ranks cannot hold whole.
+    """
+
+def layer_state_bytes(
+    *, buffers: Sequence[tuple[str, int, int, int, str]], tp_size: int = 1
+) -> int:
+    """Bytes per sequence of a layer's recurrent state on each of `tp_size` ranks.
+
+    A buffer is `(name, split_units, unit_elements, replicated_elements, dtype)`: units are heads,
+    groups or channels that tp divides like KV heads (`ceil`, or one whole unit each where there
+    are fewer than ranks), the replicated elements are on every rank. Raises `GeometryError` for
+    units that the ranks cannot hold whole, and for a dtype that is not bf16, fp16, fp32 or fp8.
     """
 
 def cost_tokens(cost: _Cost, budget_bytes: int) -> int | None:

@@ -1,9 +1,10 @@
-"""What each layer of a model keeps per token."""
+"""What each layer of a model keeps, and for how long."""
 
 from __future__ import annotations
 
+from tandemkv.geometry.buffers import SideBuffer, StateBuffer, StateDtype
 from tandemkv.geometry.families import supported_families, supported_model_types
-from tandemkv.geometry.layers import KvDtype, Layer, LayerKind, ModelGeometry, Role, SideBuffer
+from tandemkv.geometry.layers import KvDtype, Layer, LayerKind, ModelGeometry, Role
 
 __all__ = [
     "KvDtype",
@@ -12,6 +13,8 @@ __all__ = [
     "ModelGeometry",
     "Role",
     "SideBuffer",
+    "StateBuffer",
+    "StateDtype",
     "supported_families",
     "supported_model_types",
 ]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandemkv.errors import GeometryError, UnsupportedModelError
-from tandemkv.geometry.layers import KvDtype, check_size, show
+from tandemkv.geometry.checks import check_size, show
+from tandemkv.geometry.layers import KvDtype
 
 BY_HAND = (
     "describe the layers by hand: ModelGeometry(layers=[Layer(kind='attention', kv_dtype='bf16', "

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from tandemkv.errors import GeometryError
-from tandemkv.geometry.layers import KV_DTYPES, KvDtype, show
+from tandemkv.geometry.checks import show
+from tandemkv.geometry.layers import KV_DTYPES, KvDtype
 
 # Names of torch, vLLM and TensorRT-LLM for the same storage. e4m3 and e5m2 take the same bytes.
 _ALIASES: dict[str, KvDtype] = {

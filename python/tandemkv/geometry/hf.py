@@ -10,19 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tandemkv.errors import GeometryError, UnsupportedModelError
+from tandemkv.geometry.checks import check_choice, check_size, show
 from tandemkv.geometry.config import MAX_LAYERS, ConfigView
 from tandemkv.geometry.dtypes import config_kv_dtype, parse_kv_dtype
 from tandemkv.geometry.families import WRAPPERS, Family, find_family, supported_model_types
 from tandemkv.geometry.families.common import POSITIONS, refuse_other_kv
-from tandemkv.geometry.layers import (
-    ROLES,
-    Layer,
-    ModelGeometry,
-    Role,
-    check_choice,
-    check_size,
-    show,
-)
+from tandemkv.geometry.layers import ROLES, Layer, ModelGeometry, Role
 
 # Draft models that write a block of tokens at once: their layers read the target's features, and
 # their modes are not planned yet.

@@ -153,18 +153,21 @@ def layer_buffers(layer: Layer, tp_size: int) -> Iterator[tuple[str, str, tuple[
 
     Raises:
         PoolError: nvfp4 with a head size that is not a multiple of 16, so that scale groups would
-            cross heads.
+            cross heads; or a layer that keeps no tokens of its own.
     """
     if layer.kind == "attention":
         assert layer.num_kv_heads is not None
         assert layer.head_dim is not None
         heads = -(-layer.num_kv_heads // tp_size)
         yield from _tensor(layer, "key", (heads, layer.head_dim))
-        yield from _tensor(layer, "value", (heads, layer.v_head_dim or layer.head_dim))
-    else:
+        if not layer.shared_kv:
+            yield from _tensor(layer, "value", (heads, layer.v_head_dim or layer.head_dim))
+    elif layer.kind == "mla":
         assert layer.kv_lora_rank is not None
         assert layer.qk_rope_head_dim is not None
         yield from _tensor(layer, "latent", (layer.kv_lora_rank + layer.qk_rope_head_dim,))
+    else:
+        raise PoolError(f"a layer of kind {layer.kind!r} has no pages of tokens")
     for side in layer.side_buffers:
         yield side.name, "raw", (side.bytes_per_token,)
 
@@ -172,6 +175,7 @@ def layer_buffers(layer: Layer, tp_size: int) -> Iterator[tuple[str, str, tuple[
 def _tensor(
     layer: Layer, name: str, shape: tuple[int, ...]
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    assert layer.kv_dtype is not None
     if layer.kv_dtype != "nvfp4":
         yield name, layer.kv_dtype, shape
         return

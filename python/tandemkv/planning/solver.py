@@ -72,6 +72,9 @@ def plan(
     if speculative is not None:
         _check_type("speculative", speculative, SpeculativeConfig)
     _check_roles(target, draft, mapping, speculative)
+    for geometry in (target, draft):
+        if geometry is not None:
+            _check_priced(geometry)
     max_seq_len = _max_seq_len(target, config, speculative)
     targets = _stages(
         target,
@@ -104,6 +107,34 @@ def _check_type(field: str, value: object, kind: type) -> None:
     if not isinstance(value, kind):
         raise ConfigError(
             f"{field} is {value!r}; a tandemkv.{kind.__name__} is needed", field=field, value=value
+        )
+
+
+def _check_priced(geometry: ModelGeometry) -> None:
+    """Refuse layers whose lifetime is not planned: none is silently charged as full attention.
+
+    Raises:
+        ConfigError: a layer that does not keep every token, or that keeps its keys as values.
+    """
+    for index, layer in enumerate(geometry.layers):
+        if layer.keeps_all_tokens and not layer.shared_kv and not layer.beside:
+            continue
+        what = next(
+            text
+            for found, text in (
+                (layer.beside, "attention beside other state"),
+                (layer.shared_kv, "values that are the keys"),
+                (layer.window is not None, f"a sliding window of {layer.window} tokens"),
+                (layer.chunk is not None, f"chunked attention of {layer.chunk} tokens"),
+                (True, f"kind {layer.kind!r}"),
+            )
+            if found
+        )
+        raise ConfigError(
+            f"{geometry.role} {geometry.name!r}: layer {index} has {what}, which cannot be planned "
+            "yet; supported: attention and latent attention over all tokens",
+            field=geometry.role,
+            value=layer.kind,
         )
 
 

@@ -42,7 +42,7 @@ fn layer() -> impl Strategy<Value = Layer> {
         (1_u64..64, 1_u64..256).prop_map(|(heads, dim)| LayerKind::Attention {
             num_kv_heads: heads,
             head_dim: dim,
-            v_head_dim: dim,
+            v_head_dim: Some(dim),
         }),
         (1_u64..2048, 1_u64..256).prop_map(|(rank, rope)| LayerKind::Mla {
             kv_lora_rank: rank,
@@ -211,7 +211,7 @@ proptest! {
     #[test]
     fn ranks_of_a_width_hold_every_head_between_them(heads in 1_u64..256, tp in 1_u64..256) {
         let layer = |num_kv_heads| Layer {
-            kind: LayerKind::Attention { num_kv_heads, head_dim: 1, v_head_dim: 1 },
+            kind: LayerKind::Attention { num_kv_heads, head_dim: 1, v_head_dim: Some(1) },
             dtype: KvDtype::Fp8,
             side_bytes_per_token: Bytes(0),
         };

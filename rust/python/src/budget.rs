@@ -6,7 +6,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyDict, PyType};
 use tandemkv_core::budget::{
     BudgetError, Cost, GeometryError, Infeasible, KvDtype, Layer, LayerKind, NotSplit, PerSequence,
-    RankDemand, Tier, split_bytes as core_split_bytes, split_pages as core_split_pages,
+    RankDemand, StateBuffer, Tier, layer_state_bytes as core_layer_state_bytes,
+    split_bytes as core_split_bytes, split_pages as core_split_pages,
 };
 use tandemkv_core::units::{Bytes, Pages, Tokens};
 
@@ -16,6 +17,7 @@ type CostPair = (u64, u64);
 /// Add the budget functions to the extension module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(layer_bytes_per_token, module)?)?;
+    module.add_function(wrap_pyfunction!(layer_state_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(cost_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(split_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(split_pages, module)?)?;
@@ -25,7 +27,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyfunction]
 #[pyo3(signature = (
     *, kind, kv_dtype, tp_size = 1, num_kv_heads = None, head_dim = None, v_head_dim = None,
-    kv_lora_rank = None, qk_rope_head_dim = None, side_bytes = 0,
+    shared_kv = false, kv_lora_rank = None, qk_rope_head_dim = None, side_bytes = 0,
 ))]
 // One keyword per field of a layer, so that a call reads like the layer.
 #[allow(clippy::too_many_arguments)]
@@ -37,6 +39,7 @@ fn layer_bytes_per_token(
     num_kv_heads: Option<u64>,
     head_dim: Option<u64>,
     v_head_dim: Option<u64>,
+    shared_kv: bool,
     kv_lora_rank: Option<u64>,
     qk_rope_head_dim: Option<u64>,
     side_bytes: u64,
@@ -55,27 +58,35 @@ fn layer_bytes_per_token(
         Err(geometry_error(py, &message, field, value))
     };
     let kind = match kind {
-        "attention" => {
+        "attention" | "cross_attention" => {
+            if shared_kv {
+                refuse_shared_values(py, kind, v_head_dim)?;
+            }
             refuse("kv_lora_rank", kv_lora_rank)?;
             refuse("qk_rope_head_dim", qk_rope_head_dim)?;
             let head_dim = need("head_dim", head_dim)?;
             LayerKind::Attention {
                 num_kv_heads: need("num_kv_heads", num_kv_heads)?,
                 head_dim,
-                v_head_dim: v_head_dim.unwrap_or(head_dim),
+                v_head_dim: (!shared_kv).then(|| v_head_dim.unwrap_or(head_dim)),
             }
         }
         "mla" => {
             refuse("num_kv_heads", num_kv_heads)?;
             refuse("head_dim", head_dim)?;
             refuse("v_head_dim", v_head_dim)?;
+            if shared_kv {
+                let message = format!("a layer of kind {kind:?} has no shared_kv");
+                return Err(geometry_error(py, &message, "shared_kv", true));
+            }
             LayerKind::Mla {
                 kv_lora_rank: need("kv_lora_rank", kv_lora_rank)?,
                 qk_rope_head_dim: need("qk_rope_head_dim", qk_rope_head_dim)?,
             }
         }
         other => {
-            let message = format!("layer kind {other:?} is not one of attention, mla");
+            let message =
+                format!("layer kind {other:?} is not one of attention, mla, cross_attention");
             return Err(geometry_error(py, &message, "kind", other));
         }
     };
@@ -87,6 +98,41 @@ fn layer_bytes_per_token(
     };
     layer
         .bytes_per_token(tp_size)
+        .map(|bytes| bytes.0)
+        .map_err(|error| from_geometry(py, &error))
+}
+
+/// Values that are the keys have no size of their own.
+fn refuse_shared_values(py: Python<'_>, kind: &str, v_head_dim: Option<u64>) -> PyResult<()> {
+    if v_head_dim.is_none() {
+        return Ok(());
+    }
+    let message = format!("a layer of kind {kind:?} with shared_kv has no v_head_dim");
+    Err(geometry_error(py, &message, "v_head_dim", v_head_dim))
+}
+
+/// `(name, split_units, unit_elements, replicated_elements, dtype)`.
+type StateTuple = (String, u64, u64, u64, String);
+
+#[pyfunction]
+#[pyo3(signature = (*, buffers, tp_size = 1))]
+fn layer_state_bytes(py: Python<'_>, buffers: Vec<StateTuple>, tp_size: u64) -> PyResult<u64> {
+    let buffers: Result<Vec<StateBuffer>, GeometryError> = buffers
+        .into_iter()
+        .map(
+            |(name, split_units, unit_elements, replicated_elements, dtype)| {
+                Ok(StateBuffer {
+                    name,
+                    split_units,
+                    unit_elements,
+                    replicated_elements,
+                    dtype: KvDtype::parse(&dtype)?,
+                })
+            },
+        )
+        .collect();
+    buffers
+        .and_then(|buffers| core_layer_state_bytes(&buffers, tp_size))
         .map(|bytes| bytes.0)
         .map_err(|error| from_geometry(py, &error))
 }
@@ -211,6 +257,10 @@ fn from_geometry(py: Python<'_>, error: &GeometryError) -> PyErr {
         GeometryError::HeadsOverRanks { num_kv_heads, .. } => {
             geometry_error(py, &message, "num_kv_heads", *num_kv_heads)
         }
+        GeometryError::StateOverRanks { split_units, .. } => {
+            geometry_error(py, &message, "split_units", *split_units)
+        }
+        GeometryError::StateNvfp4(_) => geometry_error(py, &message, "dtype", "nvfp4"),
         GeometryError::Nvfp4Elements(_) => geometry_error(py, &message, "kv_dtype", "nvfp4"),
         GeometryError::Nvfp4OddHead { field, dim } => geometry_error(py, &message, field, *dim),
         GeometryError::Overflow => geometry_error(py, &message, "", None::<u64>),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tandemkv.geometry.checks import show
 from tandemkv.geometry.config import ConfigView
-from tandemkv.geometry.layers import Layer, show
+from tandemkv.geometry.layers import Layer
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads")

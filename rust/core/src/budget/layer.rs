@@ -78,8 +78,9 @@ pub enum LayerKind {
         num_kv_heads: u64,
         /// Elements of a key.
         head_dim: u64,
-        /// Elements of a value.
-        v_head_dim: u64,
+        /// Elements of a value; `None` where the keys are the values, so that one buffer holds
+        /// both.
+        v_head_dim: Option<u64>,
     },
     /// Latent attention: one compressed vector and one rotary key for all heads.
     Mla {
@@ -90,7 +91,7 @@ pub enum LayerKind {
     },
 }
 
-/// One layer that keeps KV for every token.
+/// One layer that keeps KV per token, for as long as its lifetime rule keeps the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layer {
     /// What it stores.
@@ -121,16 +122,17 @@ impl Layer {
                 head_dim,
                 v_head_dim,
             } => {
-                nonzero("head_dim", head_dim)?;
-                nonzero("v_head_dim", v_head_dim)?;
-                for (field, dim) in [("head_dim", head_dim), ("v_head_dim", v_head_dim)] {
+                let dims = [("head_dim", Some(head_dim)), ("v_head_dim", v_head_dim)];
+                for (field, dim) in dims {
+                    let Some(dim) = dim else { continue };
+                    nonzero(field, dim)?;
                     if self.dtype == KvDtype::Nvfp4 && dim % 2 != 0 {
                         return Err(GeometryError::Nvfp4OddHead { field, dim });
                     }
                 }
                 let heads = heads_per_rank(num_kv_heads, tp_size)?;
                 head_dim
-                    .checked_add(v_head_dim)
+                    .checked_add(v_head_dim.unwrap_or(0))
                     .and_then(|both| both.checked_mul(heads))
             }
             LayerKind::Mla {
@@ -152,19 +154,22 @@ impl Layer {
 /// KV heads that the widest of `tp_size` ranks stores.
 fn heads_per_rank(num_kv_heads: u64, tp_size: u64) -> Result<u64, GeometryError> {
     nonzero("num_kv_heads", num_kv_heads)?;
-    if num_kv_heads >= tp_size {
-        return Ok(num_kv_heads.div_ceil(tp_size));
-    }
-    if tp_size.is_multiple_of(num_kv_heads) {
-        return Ok(1);
-    }
-    Err(GeometryError::HeadsOverRanks {
+    units_per_rank(num_kv_heads, tp_size).ok_or(GeometryError::HeadsOverRanks {
         num_kv_heads,
         tp_size,
     })
 }
 
-fn nonzero(field: &'static str, value: u64) -> Result<(), GeometryError> {
+/// Whole units that the widest of `tp_size` ranks stores; `None` where fewer units than ranks
+/// cannot be replicated evenly. Both are positive.
+pub(super) fn units_per_rank(units: u64, tp_size: u64) -> Option<u64> {
+    if units >= tp_size {
+        return Some(units.div_ceil(tp_size));
+    }
+    tp_size.is_multiple_of(units).then_some(1)
+}
+
+pub(super) fn nonzero(field: &'static str, value: u64) -> Result<(), GeometryError> {
     if value == 0 {
         return Err(GeometryError::Zero { field });
     }
@@ -194,6 +199,22 @@ pub enum GeometryError {
         /// Ranks that share them.
         tp_size: u64,
     },
+    /// Units of a state buffer that cannot be replicated evenly.
+    #[error(
+        "{split_units} units of state buffer {name:?} cannot be placed on tp_size {tp_size}: \
+         with fewer units than ranks, tp_size must be a multiple of the units"
+    )]
+    StateOverRanks {
+        /// The buffer's name.
+        name: String,
+        /// Heads, groups or channels of the model.
+        split_units: u64,
+        /// Ranks that share them.
+        tp_size: u64,
+    },
+    /// A state is read and written whole at every step; no kernel packs it by scale groups.
+    #[error("state buffer {0:?} is nvfp4; supported: bf16, fp16, fp32, fp8")]
+    StateNvfp4(String),
     /// A layer that nvfp4 scales do not divide.
     #[error("nvfp4 has one scale per 16 elements; {0} elements per token and rank are no multiple")]
     Nvfp4Elements(u64),
@@ -206,7 +227,7 @@ pub enum GeometryError {
         dim: u64,
     },
     /// A product or sum left the 64-bit range.
-    #[error("the bytes per token of a layer exceed 64 bits")]
+    #[error("the bytes of a layer exceed 64 bits")]
     Overflow,
 }
 
@@ -220,7 +241,7 @@ mod tests {
             kind: LayerKind::Attention {
                 num_kv_heads,
                 head_dim,
-                v_head_dim: head_dim,
+                v_head_dim: Some(head_dim),
             },
             dtype,
             side_bytes_per_token: Bytes::ZERO,
@@ -297,12 +318,26 @@ mod tests {
             kind: LayerKind::Attention {
                 num_kv_heads: 4,
                 head_dim: 192,
-                v_head_dim: 128,
+                v_head_dim: Some(128),
             },
             dtype: KvDtype::Bf16,
             side_bytes_per_token: Bytes::ZERO,
         };
         assert_eq!(layer.bytes_per_token(1), Ok(Bytes(4 * 320 * 2)));
+    }
+
+    #[test]
+    fn values_that_are_the_keys_are_kept_once() {
+        let kind = LayerKind::Attention {
+            num_kv_heads: 2,
+            head_dim: 512,
+            v_head_dim: None,
+        };
+        let layer = Layer {
+            kind,
+            ..gqa(1, 1, KvDtype::Bf16)
+        };
+        assert_eq!(layer.bytes_per_token(1), Ok(Bytes(2 * 512 * 2)));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! From bytes to pages: what a layer costs, and what a budget buys for target and draft.
 //!
 //! * [`layer`]: bytes per token of one layer on one rank, from its geometry and KV dtype.
+//! * [`state`]: bytes per sequence of the recurrent state of one layer on one rank.
 //! * [`cost`]: the affine cost of a role, `bytes(T) = slope * T + intercept`.
 //! * [`pages`]: the split that pools are built from. Both roles and all ranks get the same
 //!   number of pages, and `target + draft + slack == budget` holds on every rank, exactly.
@@ -13,11 +14,13 @@ pub mod bytes;
 pub mod cost;
 pub mod layer;
 pub mod pages;
+pub mod state;
 
 pub use bytes::{ByteSplit, NotSplit, split_bytes};
 pub use cost::Cost;
 pub use layer::{GeometryError, KvDtype, Layer, LayerKind};
 pub use pages::{PageSplit, PerSequence, RankDemand, RankSplit, split_pages};
+pub use state::{StateBuffer, layer_state_bytes};
 
 use crate::units::{Bytes, Pages};
 use thiserror::Error;
