@@ -225,6 +225,20 @@ def test_nvfp4_scale_groups_do_not_cross_heads() -> None:
         page_layout([attention("nvfp4", 2, 24)], tp_size=1, tokens_per_block=4)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        attention(window=64),
+        attention(shared_kv=True),
+        attention(beside=(latent(),)),
+        Layer(kind="none"),
+    ],
+)
+def test_layers_that_pages_cannot_hold_are_refused(layer: Layer) -> None:
+    with pytest.raises(PoolError, match=f"layer 1 of kind '{layer.kind}' is not full attention"):
+        page_layout([latent(), layer], tp_size=1, tokens_per_block=4)
+
+
 def test_what_is_not_there_is_named() -> None:
     layout = page_layout([latent(), attention()], tp_size=1, tokens_per_block=4)
     pool = pool_of(layout)

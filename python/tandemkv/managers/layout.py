@@ -111,7 +111,8 @@ def page_layout(
         kv_layout: order inside a key or value buffer, tokens first (`NHD`) or heads first (`HND`).
 
     Raises:
-        PoolError: an unknown `kv_layout`; a layer whose buffers do not add up to its planned
+        PoolError: an unknown `kv_layout`; a layer that does not keep every token, or keeps more
+            than its own keys and values; a layer whose buffers do not add up to its planned
             bytes; or a buffer that starts at an odd byte for its dtype.
     """
     if kv_layout not in KV_LAYOUTS:
@@ -119,6 +120,11 @@ def page_layout(
     buffers: list[BufferSpec] = []
     offset = 0
     for index, layer in enumerate(layers):
+        if not layer.keeps_all_tokens or layer.shared_kv or layer.beside:
+            raise PoolError(
+                f"layer {index} of kind {layer.kind!r} is not full attention with keys and values, "
+                "or a latent, alone; pools hold only those"
+            )
         start = offset
         for name, dtype, per_token in layer_buffers(layer, tp_size):
             shape = _page_shape(per_token, tokens_per_block, kv_layout)
