@@ -35,7 +35,7 @@ CUDA_SOURCES = $(wildcard cuda/*.cu cuda/*.cuh)
 .PHONY: help
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' \
-	  | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+	  | while IFS=$$'\t' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
 
 # --- environment and build -------------------------------------------------------------------
 
@@ -107,6 +107,22 @@ test: $(DEV_STAMP) $(BUILD_STAMP) lint ## install the dev extra, build, lint, ca
 test-full: $(DEV_STAMP) $(BUILD_STAMP) lint ## as `test`, with the long versions (up to 80 minutes)
 	cargo test --locked --release -- --include-ignored
 	TANDEMKV_HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -m 'full or not full'
+
+# --- measuring --------------------------------------------------------------------------------
+
+# Time and instructions are no part of `make test`: a busy machine would fail it.
+.PHONY: bench
+bench: $(DEV_STAMP) $(BUILD_STAMP) ## time single calls at the Python seam (pytest-benchmark)
+	$(BIN)/python -m pytest benchmarks -o addopts= --benchmark-only \
+	  --benchmark-columns=median,stddev,max,rounds --benchmark-sort=fullname
+
+.PHONY: bench-table
+bench-table: $(CLI_STAMP) $(BUILD_STAMP) ## measure the workloads and rewrite docs/performance.md
+	$(BIN)/python benchmarks/workloads.py --json --update-docs
+
+.PHONY: bench-instructions
+bench-instructions: ## count the core's instructions against the baseline (needs valgrind)
+	python3 benchmarks/instructions/check.py
 
 .PHONY: clean
 clean: ## remove .venv and everything that was built

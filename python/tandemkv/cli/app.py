@@ -11,7 +11,7 @@ import click
 import tandemkv
 from tandemkv.errors import BudgetError, TandemkvError
 
-VERBS = ("plan", "replay", "env")
+VERBS = ("plan", "replay", "bench", "env")
 """Each is a module of this package with a click command of the same name."""
 
 OK, DOES_NOT_FIT, BAD_INPUT = 0, 1, 2
