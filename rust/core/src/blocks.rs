@@ -8,6 +8,9 @@ use crate::ids::{BlockId, Token, count};
 /// Stands in records that hold no token yet, and makes the operating system map the slab.
 const NO_TOKEN: Token = Token::MAX;
 
+/// Tokens of a cache line: copied and compared as one value, without a call per block.
+const LINE: usize = 16;
+
 /// The token records and the list of free ones.
 #[derive(Debug)]
 pub(crate) struct Blocks {
@@ -41,6 +44,25 @@ impl Blocks {
     pub(crate) fn tokens_mut(&mut self, block: BlockId) -> &mut [Token] {
         let start = block.at() * self.tokens_per_block;
         &mut self.tokens[start..start + self.tokens_per_block]
+    }
+
+    /// Writes the tokens of a whole block.
+    #[inline]
+    pub(crate) fn fill(&mut self, block: BlockId, tokens: &[Token]) {
+        let (lines, rest) = tokens.as_chunks::<LINE>();
+        let (out, out_rest) = self.tokens_mut(block).as_chunks_mut::<LINE>();
+        for (out, line) in out.iter_mut().zip(lines) {
+            *out = *line;
+        }
+        out_rest.copy_from_slice(rest);
+    }
+
+    /// Whether a block holds exactly these tokens.
+    #[inline]
+    pub(crate) fn equals(&self, block: BlockId, tokens: &[Token]) -> bool {
+        let (lines, rest) = tokens.as_chunks::<LINE>();
+        let (own, own_rest) = self.tokens(block).as_chunks::<LINE>();
+        own == lines && own_rest == rest
     }
 
     /// Appends `needed` free records to `out`. There are as many records as pages, and the caller

@@ -394,13 +394,17 @@ impl Ledger {
     fn store_prompt(&mut self, row: Row, prompt: &[Token]) {
         let size = self.blocks.tokens_per_block();
         let seq = &mut self.sequences[row.at()];
-        let mut rest = &prompt[seq.published as usize * size..];
-        for &block in &seq.blocks {
-            let part = rest.len().min(size);
-            let (now, later) = rest.split_at(part);
-            self.blocks.tokens_mut(block)[..part].copy_from_slice(now);
-            rest = later;
+        let rest = &prompt[seq.published as usize * size..];
+        let placed = rest.len().min(seq.blocks.len() * size);
+        let (now, later) = rest.split_at(placed);
+        for (&block, tokens) in seq.blocks.iter().zip(now.chunks_exact(size)) {
+            self.blocks.fill(block, tokens);
         }
+        let tail = &now[placed - placed % size..];
+        if let Some(&block) = seq.blocks.get(placed / size) {
+            self.blocks.tokens_mut(block)[..tail.len()].copy_from_slice(tail);
+        }
+        let rest = later;
         seq.pending.extend_from_slice(rest);
     }
 }

@@ -270,9 +270,6 @@ impl Tree {
 }
 
 fn fill(node: &mut Node, incoming: &Incoming<'_>, classes: usize) {
-    node.reserve(incoming.blocks.len(), classes);
-    for (at, &block) in incoming.blocks.iter().enumerate() {
-        node.push(block, incoming.pages.iter().map(|pages| pages[at]));
-    }
+    node.extend(incoming.blocks, incoming.pages, classes);
     node.tip = SmallVec::from_slice(incoming.tip);
 }

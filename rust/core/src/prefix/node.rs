@@ -102,7 +102,7 @@ impl Node {
 
     /// Makes room for `more` blocks: exactly when the node is new, by an eighth when it grows block by
     /// block, so that a long run wastes little and is copied at most a few times over.
-    pub(crate) fn reserve(&mut self, more: usize, classes: usize) {
+    fn reserve(&mut self, more: usize, classes: usize) {
         let spare = self.blocks.capacity() - self.blocks.len();
         if spare < more {
             let extra = if self.blocks.is_empty() {
@@ -115,9 +115,17 @@ impl Node {
         }
     }
 
-    pub(crate) fn push(&mut self, block: BlockId, pages: impl Iterator<Item = PageIndex>) {
-        self.blocks.push(block);
-        self.pages.extend(pages);
+    /// Appends blocks with their pages, one slice per class.
+    pub(crate) fn extend(&mut self, blocks: &[BlockId], pages: &[&[PageIndex]], classes: usize) {
+        self.reserve(blocks.len(), classes);
+        self.blocks.extend_from_slice(blocks);
+        if let [pages] = pages {
+            self.pages.extend_from_slice(pages);
+            return;
+        }
+        for at in 0..blocks.len() {
+            self.pages.extend(pages.iter().map(|pages| pages[at]));
+        }
     }
 
     /// Removes the last block; its pages go to `page(class, page)`.

@@ -42,10 +42,9 @@ impl Node {
             }
         } else {
             for &block in self.blocks() {
-                let text = blocks.tokens(block);
                 match query.get(done..done + size) {
-                    Some(next) if next == text => done += size,
-                    _ => return done + common(text, &query[done..]),
+                    Some(next) if blocks.equals(block, next) => done += size,
+                    _ => return done + common(blocks.tokens(block), &query[done..]),
                 }
             }
         }
