@@ -1,137 +1,228 @@
 //! Caller-owned buffers as slices.
 //!
-//! A call reads its inputs and writes its outputs in place while it runs. The GIL may be released
-//! meanwhile, so the caller must not write to them from another thread, as with any NumPy call.
+//! A NumPy array is read through NumPy's C interface, which costs a few nanoseconds; anything else goes
+//! through the buffer protocol, which costs a hundred. A call reads its inputs and writes its outputs in
+//! place while it runs. The GIL may be released meanwhile, so the caller must not write to them from
+//! another thread, as with any NumPy call.
 
-use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
+use std::fmt::Display;
+use std::marker::PhantomData;
+
+use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_WRITEABLE};
+use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
 use pyo3::prelude::*;
 
 use crate::errors::misuse;
 
-/// A C-contiguous buffer of one element type, read in place.
-pub struct Input<T: Element>(PyBuffer<T>);
+/// The most dimensions that any argument has.
+const MOST_DIMS: usize = 3;
 
-/// A C-contiguous, writable buffer of one element type, written in place.
-pub struct Output<T: Element>(PyBuffer<T>);
-
-/// Name of an element type, as NumPy spells it.
-trait Named {
+/// An element type of the seam.
+pub trait Item: pyo3::buffer::Element + numpy::Element {
+    /// As NumPy spells it.
     const NAME: &'static str;
 }
 
-impl Named for i32 {
+impl Item for i32 {
     const NAME: &'static str = "int32";
 }
-impl Named for i64 {
+impl Item for i64 {
     const NAME: &'static str = "int64";
 }
-impl Named for u8 {
+impl Item for u8 {
     const NAME: &'static str = "uint8";
 }
 
+/// Memory of one array: C-contiguous, aligned, of a known element type.
+struct View {
+    start: *mut u8,
+    items: usize,
+    item_size: usize,
+    shape: [usize; MOST_DIMS],
+    dims: usize,
+    writable: bool,
+    /// What keeps the memory alive, if it is not the argument itself.
+    _keep: Option<PyUntypedBuffer>,
+}
+
+/// The layout of an array, as either interface tells it.
+struct Layout<'a> {
+    dims: usize,
+    shape: &'a [usize],
+    strides: &'a [isize],
+    contiguous: bool,
+}
+
+impl View {
+    /// The memory of `value`, with `fewest` to `most` dimensions; `None` if it does not hold `T`.
+    fn new<T: Item>(
+        value: &Bound<'_, PyAny>,
+        argument: &dyn Display,
+        fewest: usize,
+        most: usize,
+    ) -> PyResult<Option<Self>> {
+        if let Ok(array) = value.cast::<PyUntypedArray>() {
+            return Self::of_array::<T>(array, argument, fewest, most);
+        }
+        let Ok(buffer) = PyBuffer::<T>::get(value) else {
+            return Ok(None);
+        };
+        let layout = Layout {
+            dims: buffer.dimensions(),
+            shape: buffer.shape(),
+            strides: buffer.strides(),
+            contiguous: buffer.is_c_contiguous(),
+        };
+        let shape = layout.check(value.py(), argument, fewest, most)?;
+        Ok(Some(Self {
+            start: buffer.buf_ptr().cast(),
+            items: buffer.item_count(),
+            item_size: size_of::<T>(),
+            shape,
+            dims: buffer.dimensions(),
+            writable: !buffer.readonly(),
+            _keep: Some(PyUntypedBuffer::get(value)?),
+        }))
+    }
+
+    fn of_array<T: Item>(
+        array: &Bound<'_, PyUntypedArray>,
+        argument: &dyn Display,
+        fewest: usize,
+        most: usize,
+    ) -> PyResult<Option<Self>> {
+        if !array.dtype().is_equiv_to(&T::get_dtype(array.py())) {
+            return Ok(None);
+        }
+        let layout = Layout {
+            dims: array.ndim(),
+            shape: array.shape(),
+            strides: array.strides(),
+            contiguous: array.is_c_contiguous(),
+        };
+        let shape = layout.check(array.py(), argument, fewest, most)?;
+        // SAFETY: `array` is a NumPy array, and alive as an argument of the running call.
+        let (start, flags) = unsafe {
+            let raw = array.as_array_ptr();
+            ((*raw).fields.data.cast::<u8>(), (*raw).fields.flags)
+        };
+        if flags & NPY_ARRAY_ALIGNED == 0 {
+            let message = format!("{argument} is not aligned to its items");
+            return Err(misuse(array.py(), "alignment", &message));
+        }
+        Ok(Some(Self {
+            start,
+            items: array.len(),
+            item_size: size_of::<T>(),
+            shape,
+            dims: array.ndim(),
+            writable: flags & NPY_ARRAY_WRITEABLE != 0,
+            _keep: None,
+        }))
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape[..self.dims]
+    }
+
+    fn region(&self, argument: &'static str) -> Region {
+        let start = self.start as usize;
+        Region(argument, start, start + self.items * self.item_size)
+    }
+}
+
+impl Layout<'_> {
+    fn check(
+        &self,
+        py: Python<'_>,
+        argument: &dyn Display,
+        fewest: usize,
+        most: usize,
+    ) -> PyResult<[usize; MOST_DIMS]> {
+        if !(fewest..=most).contains(&self.dims) {
+            let wanted = if fewest == most {
+                format!("{most}")
+            } else {
+                format!("{fewest} to {most}")
+            };
+            let found = self.dims;
+            let message = format!("{argument} must have {wanted} dimensions, got {found}");
+            return Err(misuse(py, "shape", &message));
+        }
+        if !self.contiguous {
+            let strides = self.strides;
+            let message = format!("{argument} must be C-contiguous, got strides {strides:?}");
+            return Err(misuse(py, "contiguity", &message));
+        }
+        let mut shape = [0; MOST_DIMS];
+        shape[..self.dims].copy_from_slice(self.shape);
+        Ok(shape)
+    }
+}
+
 /// What is wrong with a value that is no array of `wanted`.
-fn wrong_dtype(value: &Bound<'_, PyAny>, argument: &str, wanted: &str) -> PyErr {
-    let message = format!(
-        "{argument} must be an array of {wanted}, got {}",
-        describe(value)
-    );
-    misuse(value.py(), "dtype", &message)
-}
-
-fn check_layout(
-    buffer: &PyUntypedBuffer,
-    py: Python<'_>,
-    argument: &str,
-    dims: usize,
-) -> PyResult<()> {
-    if buffer.dimensions() != dims {
-        let found = buffer.dimensions();
-        let message = format!("{argument} must have {dims} dimensions, got {found}");
-        return Err(misuse(py, "shape", &message));
-    }
-    if !buffer.is_c_contiguous() {
-        let message = format!(
-            "{argument} must be C-contiguous, got strides {:?}",
-            buffer.strides()
-        );
-        return Err(misuse(py, "contiguity", &message));
-    }
-    Ok(())
-}
-
-fn open<T: Element + Named>(
-    value: &Bound<'_, PyAny>,
-    argument: &str,
-    dims: usize,
-) -> PyResult<PyBuffer<T>> {
-    let buffer = PyBuffer::<T>::get(value).map_err(|_| wrong_dtype(value, argument, T::NAME))?;
-    check_layout(&buffer, value.py(), argument, dims)?;
-    Ok(buffer)
-}
-
-/// What a value is, for messages: its dtype if it has one, else its type.
-fn describe(value: &Bound<'_, PyAny>) -> String {
-    value
+fn wrong_dtype(value: &Bound<'_, PyAny>, argument: &dyn Display, wanted: &str) -> PyErr {
+    let found = value
         .getattr("dtype")
         .and_then(|dtype| dtype.str().map(|name| name.to_string()))
         .or_else(|_| value.get_type().name().map(|name| name.to_string()))
-        .unwrap_or_else(|_| "something else".to_owned())
+        .unwrap_or_else(|_| "something else".to_owned());
+    let message = format!("{argument} must be an array of {wanted}, got {found}");
+    misuse(value.py(), "dtype", &message)
 }
 
-#[allow(private_bounds)]
-impl<T: Element + Named> Input<T> {
+/// A C-contiguous buffer of one element type, read in place.
+pub struct Input<T: Item>(View, PhantomData<T>);
+
+/// A C-contiguous, writable buffer of one element type, written in place.
+pub struct Output<T: Item>(View, PhantomData<T>);
+
+impl<T: Item> Input<T> {
     /// A buffer with `dims` dimensions.
     pub fn new(value: &Bound<'_, PyAny>, argument: &str, dims: usize) -> PyResult<Self> {
-        open(value, argument, dims).map(Self)
+        let view = View::new::<T>(value, &argument, dims, dims)?;
+        view.map(|view| Self(view, PhantomData))
+            .ok_or_else(|| wrong_dtype(value, &argument, T::NAME))
     }
 
     pub fn slice(&self) -> &[T] {
-        if self.0.item_count() == 0 {
+        if self.0.items == 0 {
             return &[];
         }
-        // SAFETY: the buffer is C-contiguous, aligned (checked by `PyBuffer::get`) and held until
-        // `self` is dropped; the caller does not write to it during the call.
-        unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.0.item_count()) }
+        // SAFETY: the view is C-contiguous and aligned, and lives as long as the call, during which the
+        // caller does not write to it.
+        unsafe { std::slice::from_raw_parts(self.0.start.cast(), self.0.items) }
     }
 
     pub fn shape(&self) -> &[usize] {
         self.0.shape()
     }
-
-    fn range(&self) -> (usize, usize) {
-        let start = self.0.buf_ptr() as usize;
-        (start, start + self.0.len_bytes())
-    }
 }
 
-#[allow(private_bounds)]
-impl<T: Element + Named> Output<T> {
+impl<T: Item> Output<T> {
     /// A writable buffer with `dims` dimensions.
     pub fn new(value: &Bound<'_, PyAny>, argument: &str, dims: usize) -> PyResult<Self> {
-        let buffer = open(value, argument, dims)?;
-        if buffer.readonly() {
+        let view = View::new::<T>(value, &argument, dims, dims)?
+            .ok_or_else(|| wrong_dtype(value, &argument, T::NAME))?;
+        if !view.writable {
             let message = format!("{argument} is read-only, but the call writes it");
             return Err(misuse(value.py(), "readonly", &message));
         }
-        Ok(Self(buffer))
+        Ok(Self(view, PhantomData))
     }
 
     pub fn slice_mut(&mut self) -> &mut [T] {
-        if self.0.item_count() == 0 {
+        if self.0.items == 0 {
             return &mut [];
         }
         // SAFETY: as in `Input::slice`, and writable; `disjoint` has ruled out that another argument
         // of the call shares its memory.
-        unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.item_count()) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.start.cast(), self.0.items) }
     }
 
     pub fn shape(&self) -> &[usize] {
         self.0.shape()
-    }
-
-    fn range(&self) -> (usize, usize) {
-        let start = self.0.buf_ptr() as usize;
-        (start, start + self.0.len_bytes())
     }
 }
 
@@ -153,29 +244,24 @@ pub enum Tokens {
 }
 
 impl Tokens {
-    pub fn new(value: &Bound<'_, PyAny>, argument: &str, dims: usize) -> PyResult<Self> {
+    pub fn new(value: &Bound<'_, PyAny>, argument: &dyn Display, dims: usize) -> PyResult<Self> {
         Self::up_to(value, argument, dims, dims)
     }
 
     /// A buffer with `fewest` to `most` dimensions.
     pub fn up_to(
         value: &Bound<'_, PyAny>,
-        argument: &str,
+        argument: &dyn Display,
         fewest: usize,
         most: usize,
     ) -> PyResult<Self> {
-        let wrong = |_| wrong_dtype(value, argument, "int32 or int64");
-        let buffer = PyUntypedBuffer::get(value).map_err(wrong)?;
-        check_layout(
-            &buffer,
-            value.py(),
-            argument,
-            buffer.dimensions().clamp(fewest, most),
-        )?;
-        if buffer.item_size() == size_of::<i32>() {
-            return Ok(Self::Narrow(Input(buffer.into_typed().map_err(wrong)?)));
+        if let Some(view) = View::new::<i32>(value, argument, fewest, most)? {
+            return Ok(Self::Narrow(Input(view, PhantomData)));
         }
-        let wide = Input::<i64>(buffer.into_typed().map_err(wrong)?);
+        let Some(view) = View::new::<i64>(value, argument, fewest, most)? else {
+            return Err(wrong_dtype(value, argument, "int32 or int64"));
+        };
+        let wide = Input::<i64>(view, PhantomData);
         let narrow = wide
             .slice()
             .iter()
@@ -219,19 +305,15 @@ pub trait Memory {
     fn region(&self, argument: &'static str) -> Region;
 }
 
-#[allow(private_bounds)]
-impl<T: Element + Named> Memory for Input<T> {
+impl<T: Item> Memory for Input<T> {
     fn region(&self, argument: &'static str) -> Region {
-        let (start, end) = self.range();
-        Region(argument, start, end)
+        self.0.region(argument)
     }
 }
 
-#[allow(private_bounds)]
-impl<T: Element + Named> Memory for Output<T> {
+impl<T: Item> Memory for Output<T> {
     fn region(&self, argument: &'static str) -> Region {
-        let (start, end) = self.range();
-        Region(argument, start, end)
+        self.0.region(argument)
     }
 }
 

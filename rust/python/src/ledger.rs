@@ -47,13 +47,13 @@ impl Prompts {
                 );
                 return Err(misuse(value.py(), "shape", &message));
             }
-            let flat = Tokens::new(&pair.get_item(0)?, "prompts[0]", 1)?;
+            let flat = Tokens::new(&pair.get_item(0)?, &"prompts[0]", 1)?;
             let offsets = Input::new(&pair.get_item(1)?, "prompts[1]", 1)?;
             return Ok(Self::Flat(flat, offsets));
         }
         let mut each = Vec::new();
         for (item, prompt) in value.try_iter()?.enumerate() {
-            each.push(Tokens::new(&prompt?, &format!("prompts[{item}]"), 1)?);
+            each.push(Tokens::new(&prompt?, &format_args!("prompts[{item}]"), 1)?);
         }
         Ok(Self::Each(each))
     }
@@ -306,7 +306,7 @@ impl PyLedger {
         valid: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let handle = Input::<i64>::new(handle, "handle", 1)?;
-        let tokens = Tokens::up_to(tokens, "tokens", 1, 2)?;
+        let tokens = Tokens::up_to(tokens, &"tokens", 1, 2)?;
         let count = Input::<i32>::new(count, "count", 1)?;
         let valid = valid
             .map(|value| Input::<i32>::new(value, "valid", 2))
@@ -362,7 +362,7 @@ impl PyLedger {
         scope: i32,
         draft_from: Option<i32>,
     ) -> PyResult<u32> {
-        let tokens = Tokens::new(tokens, "tokens", 1)?;
+        let tokens = Tokens::new(tokens, &"tokens", 1)?;
         let result = self
             .lock(py)?
             .match_tokens(tokens.slice(), scope, draft_from);
