@@ -43,7 +43,7 @@ def run_floor(program: Path, results: Results) -> dict[str, float]:
         command = [str(program), *(["--quick"] if results.quick else [])]
         if results.requests:
             command += ["--requests", file.name]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     floor: dict[str, float] = json.loads(output)
     return floor
 

@@ -106,8 +106,9 @@ impl Memory {
         self.free_records.extend(run.records.iter().rev());
     }
 
+    /// Blocks that can be had: each needs a page, and all but those of an output a record.
     pub fn free(&self) -> usize {
-        self.free_records.len()
+        self.free_records.len().min(self.free_pages.len())
     }
 }
 
