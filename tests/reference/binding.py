@@ -1,0 +1,144 @@
+"""`tandemkv._core.Ledger` behind the methods of the reference: lists in, lists out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from tandemkv import _core
+
+from reference.state import Config, Request
+
+_MOVES_MAX = 4096
+
+
+def _i32(values: list[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def _i64(values: list[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+class CoreLedger:
+    """One real ledger. `flat` passes prompts as (tokens, offsets) instead of a list of arrays."""
+
+    def __init__(self, config: Config, flat: bool = False, dtype: type = np.int32) -> None:
+        self.config = config
+        self.flat = flat
+        self.dtype = dtype
+        self.core = _core.Ledger(**{**asdict(config), "num_pages": list(config.num_pages)})
+        self.num_classes = len(config.num_pages)
+
+    def begin_step(self, now: float) -> int:
+        return self.core.begin_step(now)
+
+    def complete_step(self, step: int) -> None:
+        self.core.complete_step(step)
+
+    def admit(
+        self, step: int, items: list[Request], stop_at_first: bool = False
+    ) -> tuple[int, list[int], list[int]]:
+        handle, hit = np.full(len(items), 99, np.int64), np.full(len(items), 99, np.int32)
+        prompts: Any = [np.array(item.prompt, dtype=self.dtype) for item in items]
+        if self.flat:
+            offsets = np.cumsum([0, *(len(prompt) for prompt in prompts)], dtype=np.int64)
+            flat = np.concatenate(prompts) if prompts else np.zeros(0, self.dtype)
+            prompts = (flat.astype(self.dtype), offsets)
+        draft_from = _i32([item.draft_from for item in items])
+        count = self.core.admit(
+            step,
+            prompts,
+            _i32([item.scope for item in items]),
+            _i32([item.first for item in items]),
+            _i64([item.max_total for item in items]),
+            draft_from if self.config.has_draft or np.any(draft_from != -1) else None,
+            handle,
+            hit,
+            stop_at_first,
+        )
+        return count, handle.tolist(), hit.tolist()
+
+    def grow(
+        self, step: int, items: list[tuple[int, int]], stop_at_first: bool = False
+    ) -> tuple[int, list[int]]:
+        ok = np.full(len(items), 99, np.uint8)
+        handles, widths = _i64([h for h, _ in items]), _i32([w for _, w in items])
+        return self.core.grow(step, handles, widths, ok, stop_at_first), ok.tolist()
+
+    def advance(
+        self,
+        step: int,
+        items: list[tuple[int, tuple[int, ...], int]],
+        valid: list[list[int]] | None = None,
+    ) -> None:
+        width = max((len(tokens) for _, tokens, _ in items), default=0)
+        tokens = np.zeros((len(items), width), dtype=self.dtype)
+        for row, (_, given, _) in zip(tokens, items, strict=True):
+            row[: len(given)] = given
+        ends = None if valid is None else np.array(valid, dtype=np.int32)
+        handles, counts = _i64([h for h, _, _ in items]), _i32([c for _, _, c in items])
+        self.core.advance(step, handles, tokens, counts, ends)
+
+    def release(self, items: list[tuple[int, int]]) -> None:
+        publish = np.array([publish for _, publish in items], dtype=np.uint8)
+        self.core.release(_i64([handle for handle, _ in items]), publish)
+
+    def match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> int:
+        return self.core.match(
+            np.array(tokens, dtype=self.dtype), scope, draft_from if draft_from != -1 else None
+        )
+
+    def moves(self) -> list[tuple[int, int, int, int]]:
+        out = np.zeros((_MOVES_MAX, 4), np.int32)
+        return [tuple(row) for row in out[: self.core.moves(out)].tolist()]
+
+    def updates(self, capacity: int) -> list[tuple[int, int, int, int]]:
+        """(row, class, column, page) of every entry that changed; `capacity` rows of buffer."""
+        out = np.zeros((capacity, 4), np.int32)
+        return [tuple(row) for row in out[: self.core.updates(out)].tolist()]
+
+    def table(self, handle: int) -> list[list[int]]:
+        dst, used = self.tables([handle])
+        return [row[:count].tolist() for row, count in zip(dst[:, 0], used[:, 0], strict=True)]
+
+    def tables(self, handles: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The full-width tables of several sequences and the used columns of each."""
+        dst = np.full((self.num_classes, len(handles), self.core.row_width), -7, np.int32)
+        used = np.full((self.num_classes, len(handles)), -7, np.int32)
+        self.core.table(_i64(handles), dst, used)
+        return dst, used
+
+    def sequence(self, handle: int) -> dict[str, Any]:
+        seq = dict(self.core.sequence(handle))
+        seq["valid"] = list(seq["valid"])
+        seq["outstanding"] = [tuple(record) for record in seq["outstanding"]]
+        return seq
+
+    def stats(self) -> dict[str, Any]:
+        stats = dict(self.core.stats())
+        del stats["nodes"]  # runs of blocks, which only the core has
+        return stats
+
+    def reset_reuse_state(self) -> None:
+        self.core.reset_reuse_state()
+
+    def digest(self) -> bytes:
+        return self.core.digest()
+
+    def validate(self) -> None:
+        self.core.validate()
+
+    def owned_pages(self) -> list[list[int]]:
+        """Per class, every page that the dump names, once per place that names it."""
+        dump = self.core.dump()
+        owned: list[list[int]] = []
+        for cls, pages in enumerate(dump["classes"]):
+            found = [*pages["free"], *(page for page, _ in pages["fenced"])]
+            for node in dump["nodes"]:
+                found += node["pages"][cls]
+            for seq in dump["sequences"].values():
+                found += seq["pages"][cls]
+            owned.append(found)
+        return owned

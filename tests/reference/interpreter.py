@@ -1,0 +1,201 @@
+"""Drives the real ledger and the reference with the same operations and compares them after each.
+
+An operation is a tuple: the method's name, then its arguments as `ReferenceLedger` takes them
+(`updates` takes the capacity of the buffer). A failure prints the operations that led to it, ready
+to be passed to `apply_ops`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from tandemkv.errors import BufferTooSmallError, LedgerError, SequencesOpenError
+
+from reference.binding import CoreLedger
+from reference.ledger import ReferenceLedger
+from reference.state import Config, Misuse, SequencesOpen
+
+Operation = tuple[Any, ...]
+
+
+def apply_ops(config: Config, operations: Iterable[Operation], **options: Any) -> Comparison:
+    """Applies the operations one after the other; returns the pair in its final state."""
+    pair = Comparison(config, **options)
+    for operation in operations:
+        pair.apply(*operation)
+    return pair
+
+
+class Comparison:
+    """A real ledger and a reference that must stay equal.
+
+    Args:
+        config: the arguments of both ledgers.
+        validate_every: operations between two calls of `validate()` and `dump()`.
+        flat: whether prompts are passed as one flat array with offsets.
+        dtype: the integer type of token arrays.
+
+    """
+
+    def __init__(
+        self, config: Config, validate_every: int = 1, flat: bool = False, dtype: type = np.int32
+    ) -> None:
+        self.config = config
+        self.model = ReferenceLedger(config)
+        self.core = CoreLedger(config, flat=flat, dtype=dtype)
+        self.validate_every = validate_every
+        self.applied: list[Operation] = []
+        # The rows as a reader of `updates` alone would know them.
+        rows = (len(config.num_pages), config.max_sequences, self.core.core.row_width)
+        self.mirror = np.zeros(rows, np.int32)
+        # Per class: the core's page of each page of the model.
+        self.pages: list[dict[int, int]] = [{} for _ in config.num_pages]
+        self.moves: list[tuple[int, int, int, int]] = []
+        self.outcomes: Counter[str] = Counter()
+
+    def apply(self, *operation: Any) -> Any:
+        """Applies one operation to both; returns the answer, or None after an error."""
+        self.applied.append(operation)
+        try:
+            return self._apply(*operation)
+        except Exception as error:
+            error.add_note(f"{self.config!r}\noperations: {self.applied!r}")
+            raise
+
+    def _apply(self, name: str, *args: Any) -> Any:
+        before = self.core.digest()
+        if name == "updates":
+            answer = self._apply_updates(*args)
+            self._check_unchanged(before, name)
+            return answer
+        try:
+            expected, error = getattr(self.model, name)(*args), None
+        except Misuse as misuse:
+            expected, error = None, misuse
+        if error is not None:
+            self._expect_error(name, args, error)
+        else:
+            answer = getattr(self.core, name)(*args)
+            if name == "moves":
+                expected, self.moves = self.moves, []
+            assert answer == expected, f"{name}: core {answer}, reference {expected}"
+        if error is not None or name in {"match", "moves"} or self._all_refused(name, expected):
+            self._check_unchanged(before, name)
+        self._count(name, error, expected)
+        self.check()
+        if name == "admit" and error is None:
+            self._translate_moves()
+        return expected
+
+    def _translate_moves(self) -> None:
+        """Writes the model's new moves down with the core's pages, while both are known."""
+        for cls, source, destination, count in self.model.queued_moves[len(self.moves) :]:
+            pages = self.pages[cls]
+            self.moves.append((cls, pages[source], pages[destination], count))
+
+    def _expect_error(self, name: str, args: Any, error: Misuse) -> None:
+        kind = SequencesOpenError if isinstance(error, SequencesOpen) else LedgerError
+        try:
+            answer = getattr(self.core, name)(*args)
+        except kind as raised:
+            assert raised.code, f"{raised!r} has no code"
+            assert str(raised), "an error without a message"
+            if isinstance(raised, SequencesOpenError):
+                assert raised.details["open_sequences"] == error.args[0]
+            return
+        raise AssertionError(f"{name}: core {answer}, reference raises {error}")
+
+    def _all_refused(self, name: str, answer: Any) -> bool:
+        return name in {"admit", "grow"} and answer is not None and answer[0] == 0
+
+    def _check_unchanged(self, before: bytes, name: str) -> None:
+        assert self.core.digest() == before, f"{name} changed the state"
+
+    def _count(self, name: str, error: Misuse | None, answer: Any) -> None:
+        """Notes what happened, so that drivers can assert that they reach every kind."""
+        self.outcomes[f"{name} error" if error is not None else name] += 1
+        if name == "admit" and answer is not None:
+            self.outcomes.update(f"admit {handle}" for handle in answer[1] if handle < 0)
+        if name == "grow" and answer is not None:
+            self.outcomes["grow refused"] += answer[1].count(0)
+        if name == "moves" and answer:
+            self.outcomes["moves queued"] += 1
+
+    def _apply_updates(self, capacity: int) -> None:
+        rows = np.zeros_like(self.mirror)
+        handles = [seq.handle for seq in self.model.sequences.values()]
+        tables, _ = self.core.tables(handles)
+        for index, handle in enumerate(handles):
+            rows[:, handle & 0xFFFFFFFF] = tables[:, index]
+        changed = np.argwhere((rows != self.mirror).transpose(1, 0, 2))
+        expected = [(r, c, o, int(rows[c, r, o])) for r, c, o in changed.tolist()]
+        if len(expected) > capacity:
+            try:
+                self.core.updates(capacity)
+            except BufferTooSmallError as error:
+                assert error.details["required"] == len(expected)
+                self.outcomes["updates too small"] += 1
+                return
+            raise AssertionError(f"updates: {len(expected)} entries into {capacity} rows")
+        answer = self.core.updates(capacity)
+        assert answer == expected, f"updates: core {answer}, reference {expected}"
+        for row, cls, column, page in answer:
+            self.mirror[cls, row, column] = page
+
+    # Checks after each operation
+
+    def check(self) -> None:
+        """Everything that both ledgers can be asked, and the invariants of the core."""
+        self._check_stats()
+        self._check_sequences()
+        if len(self.applied) % self.validate_every == 0:
+            self.core.validate()
+            self._check_ownership()
+
+    def _check_stats(self) -> None:
+        actual, expected = self.core.stats(), self.model.stats()
+        differing = {
+            key: (actual.get(key), expected.get(key))
+            for key in actual.keys() | expected.keys()
+            if actual.get(key) != expected.get(key)
+        }
+        assert not differing, f"stats (core, reference): {differing}"
+        for cls in actual["classes"]:
+            parts = [cls[state] for state in ("free", "fenced", "live", "cached", "reserved")]
+            assert sum(parts) == cls["total"], f"states do not add up: {cls}"
+            assert min(parts) >= 0
+
+    def _check_sequences(self) -> None:
+        sequences = sorted(self.model.sequences.values(), key=lambda seq: seq.handle)
+        tables, used = self.core.tables([seq.handle for seq in sequences])
+        for cls in range(self.model.num_classes):
+            self._forget_dead_pages(cls)
+        for index, seq in enumerate(sequences):
+            actual, expected = self.core.sequence(seq.handle), self.model.sequence(seq.handle)
+            assert actual == expected, f"sequence: core {actual}, reference {expected}"
+            for cls, pages in enumerate(self.model.table(seq.handle)):
+                assert used[cls, index] == len(pages)
+                row = tables[cls, index]
+                assert not row[len(pages) :].any(), "columns past the end are not page 0"
+                self._check_pages(cls, pages, row[: len(pages)].tolist())
+
+    def _forget_dead_pages(self, cls: int) -> None:
+        live = {pages[cls] for seq in self.model.sequences.values() for pages in seq.private}
+        live |= {block.pages[cls] for block in self.model.tree.blocks}
+        known = self.pages[cls]
+        self.pages[cls] = {page: known[page] for page in known.keys() & live}
+
+    def _check_pages(self, cls: int, model_pages: list[int], core_pages: list[int]) -> None:
+        known = self.pages[cls]
+        owner = {page: name for name, page in known.items()}
+        for name, page in zip(model_pages, core_pages, strict=True):
+            assert 0 < page < self.config.num_pages[cls], f"page {page} is not usable"
+            assert known.setdefault(name, page) == page, f"page {page} is not the shared one"
+            assert owner.setdefault(page, name) == name, f"page {page} has two owners"
+
+    def _check_ownership(self) -> None:
+        for total, owned in zip(self.config.num_pages, self.core.owned_pages(), strict=True):
+            assert sorted(owned) == list(range(1, total)), "a page is lost or owned twice"

@@ -1,0 +1,476 @@
+"""The reference ledger: the calls of docs/ledger.md in plain Python, slow and easy to check.
+
+It mirrors `tandemkv._core.Ledger` with lists for arrays. Pages are its own serial numbers, so they
+compare with real ones only up to a bijection; every other number must be equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from reference.state import (
+    Admission,
+    Config,
+    Request,
+    Sequence,
+    SequencesOpen,
+    cdiv,
+    require,
+)
+from reference.tree import Block, Match, Tree
+
+REFUSED_NOW, REFUSED_NEVER, REFUSED_ROWS, NOT_TRIED = -1, -2, -3, -4
+MAX_TOKEN = 2**31
+
+
+class ReferenceLedger:
+    """See docs/ledger.md: each method is one of its sections."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.tree = Tree(config.tokens_per_block, config.lookahead, config.partial_reuse)
+        self.num_classes = len(config.num_pages)
+        self.free = [pages - 1 for pages in config.num_pages]
+        self.fenced: list[tuple[int, int]] = []  # (class, stamp), one per page
+        self.sequences: dict[int, Sequence] = {}  # by row
+        self.generations = [0] * config.max_sequences
+        self.copies: list[tuple[int, Block]] = []  # (step, source) of copies not yet completed
+        self.queued_moves: list[tuple[int, int, int, int]] = []
+        self.newest = 0
+        self.now = float("-inf")
+        self.open_steps: set[int] = set()
+        self.tick = 0
+        self.next_page = 0
+        self.claimed: set[int] = set()
+        self.counters: Counter[str] = Counter()
+
+    # Steps and fences
+
+    def begin_step(self, now: float) -> int:
+        require(now >= self.now, "now went backwards")
+        self.now = now
+        self.newest += 1
+        self.open_steps.add(self.newest)
+        return self.newest
+
+    def complete_step(self, step: int) -> None:
+        require(step in self.open_steps, "step is not open")
+        self.open_steps.remove(step)
+        finished = [source for at, source in self.copies if at == step]
+        held = [(at, source) for at, source in self.copies if at != step]
+        for index, source in enumerate(finished):
+            before = self.protected()
+            self.copies = [(step, later) for later in finished[index + 1 :]] + held
+            self._touch_unprotected(before, source)
+        for entry in list(self.fenced):
+            if not self._fence_is_open(entry[1]):
+                self.fenced.remove(entry)
+                self.free[entry[0]] += 1
+
+    def _stamp(self) -> int:
+        return 0 if self.config.same_stream else self.newest
+
+    def _fence_is_open(self, stamp: int) -> bool:
+        return any(step <= stamp for step in self.open_steps)
+
+    def _give_up(self, pages: list[int], stamp: int) -> None:
+        for cls in range(len(pages)):
+            if self._fence_is_open(stamp):
+                self.fenced.append((cls, stamp))
+            else:
+                self.free[cls] += 1
+
+    # Protection and eviction
+
+    def protected(self) -> set[int]:
+        """The `id()` of every block that a sequence or a pending copy needs."""
+        ends = [seq.node for seq in self.sequences.values()] + [source for _, source in self.copies]
+        return {id(block) for end in ends if end is not None for block in end.path()}
+
+    def evictable(self) -> list[Block]:
+        """The blocks that could be evicted now, leaves first or not."""
+        protected = self.protected()
+        return [
+            block
+            for block in self.tree.blocks
+            if id(block) not in protected and not self._fence_is_open(block.stamp)
+        ]
+
+    def _touch_unprotected(self, before: set[int], end: Block | None) -> None:
+        """Ends one use of the path down to `end`: one tick for all it leaves unprotected."""
+        self.tick += 1
+        after = self.protected()
+        for block in end.path() if end is not None else []:
+            if id(block) in before and id(block) not in after:
+                block.last_use, block.stamp = self.tick, self._stamp()
+
+    def _take(self, count: int) -> list[list[int]]:
+        """Takes `count` blocks' pages, evicting as needed; the caller has checked that it fits."""
+        while min(self.free) < count:
+            leaves = [block for block in self.evictable() if not block.children]
+            unclaimed = [block for block in leaves if id(block) not in self.claimed]
+            victim = min(unclaimed or leaves, key=lambda block: block.last_use)
+            self.tree.remove(victim)
+            self._give_up(victim.pages, victim.stamp)
+            self.counters["evicted_blocks"] += 1
+        taken = []
+        for _ in range(count):
+            self.next_page += 1
+            taken.append([self.next_page] * self.num_classes)
+        self.free = [free - count for free in self.free]
+        return taken
+
+    # Calls on sequences
+
+    def admit(
+        self, step: int, items: list[Request], stop_at_first: bool = False
+    ) -> tuple[int, list[int], list[int]]:
+        """Returns the number admitted, the handles or reasons, and the hits."""
+        self._check_admit(step, items)
+        for item in items:
+            match = self._match(item.prompt, item.scope, item.draft_from)
+            hit = min(len(item.prompt) - 1, match.usable)
+            used = match.path[: cdiv(hit, self.config.tokens_per_block)]
+            self.claimed |= {id(block) for block in used}
+        handles: list[int] = []
+        hits: list[int] = []
+        for item in items:
+            if stop_at_first and handles and handles[-1] < 0:
+                handles.append(NOT_TRIED)
+                hits.append(0)
+                continue
+            handle, hit = self._admit_one(step, item)
+            handles.append(handle)
+            hits.append(hit)
+        self.claimed.clear()
+        return sum(handle >= 0 for handle in handles), handles, hits
+
+    def _check_admit(self, step: int, items: list[Request]) -> None:
+        config = self.config
+        require(step in self.open_steps, "step is not open")
+        for item in items:
+            require(len(item.prompt) > 0, "empty prompt")
+            require(all(0 <= t < MAX_TOKEN for t in item.prompt), "token out of range")
+            require(item.scope >= -1, "scope")
+            require(item.first >= 1, "first")
+            require(len(item.prompt) <= item.max_total <= config.max_seq_len, "max_total")
+            require(item.draft_from >= -1, "draft_from")
+            require(config.has_draft or item.draft_from == -1, "no draft here")
+
+    def _admit_one(self, step: int, item: Request) -> tuple[int, int]:
+        config, tpb = self.config, self.config.tokens_per_block
+        free_rows = [r for r in range(config.max_sequences) if r not in self.sequences]
+        if not free_rows:
+            self.counters["refused_rows"] += 1
+            return REFUSED_ROWS, 0
+        length = len(item.prompt)
+        written = max(length, item.max_total - 1 + config.reserve_tokens)
+        worst = cdiv(written + config.extra_tokens, tpb)
+        if min(config.num_pages) - 1 < worst:
+            self.counters["refused_never"] += 1
+            return REFUSED_NEVER, 0
+        match = self._match(item.prompt, item.scope, item.draft_from)
+        hit = min(length - 1, match.usable)
+        if not config.partial_reuse:
+            hit -= hit % tpb
+        plan = self._plan(item, match, hit)
+        if not self._fits(plan) and hit % tpb != 0:
+            plan = self._plan(item, match, hit - hit % tpb)
+        if not self._fits(plan):
+            self.counters["refused_now"] += 1
+            return REFUSED_NOW, 0
+        return self._act(step, item, plan, free_rows[0]), plan.hit
+
+    def _plan(self, item: Request, match: Match, hit: int) -> Admission:
+        tpb, extra = self.config.tokens_per_block, self.config.extra_tokens
+        shared = hit // tpb
+        width = min(item.first, len(item.prompt) - hit)
+        return Admission(
+            hit=hit,
+            shared=list(match.path[:shared]),
+            source=match.path[shared] if hit % tpb != 0 else None,
+            width=width,
+            need=cdiv(hit + width + extra, tpb) - shared,
+            whole=cdiv(len(item.prompt) + extra, tpb) - shared,
+        )
+
+    def _fits(self, plan: Admission) -> bool:
+        wanted = {id(block) for block in [*plan.shared, plan.source] if block is not None}
+        evictable = sum(id(block) not in wanted for block in self.evictable())
+        promised = sum(seq.promise for seq in self.sequences.values())
+        return all(plan.whole + promised <= free + evictable for free in self.free)
+
+    def _act(self, step: int, item: Request, plan: Admission, row: int) -> int:
+        self.generations[row] += 1
+        roles = 2 if self.config.has_draft else 1
+        used = roles if item.draft_from >= 0 else 1
+        seq = Sequence(
+            handle=self.generations[row] << 32 | row,
+            scope=item.scope,
+            draft_from=item.draft_from,
+            max_total=item.max_total,
+            tokens=list(item.prompt),
+            valid=[plan.hit] * used + [0] * (roles - used),
+            node=plan.shared[-1] if plan.shared else None,
+            private=[],
+            promise=plan.whole - plan.need,
+            outstanding=[(step, plan.width)],
+        )
+        self.sequences[row] = seq
+        if plan.source is not None:
+            self.copies.append((step, plan.source))
+        seq.private = self._take(plan.need)
+        if plan.source is not None:
+            tokens = plan.hit % self.config.tokens_per_block
+            for cls in range(self.num_classes):
+                move = (cls, plan.source.pages[cls], seq.private[0][cls], tokens)
+                self.queued_moves.append(move)
+            self.counters["copied_blocks"] += 1
+        self.counters["admitted"] += 1
+        self.counters["prompt_tokens"] += len(item.prompt)
+        self.counters["hit_tokens"] += plan.hit
+        if self.config.has_draft and item.draft_from < 0 and plan.hit > 0:
+            self.counters["target_only_hits"] += 1
+        return seq.handle
+
+    def grow(
+        self, step: int, items: list[tuple[int, int]], stop_at_first: bool = False
+    ) -> tuple[int, list[int]]:
+        """Items are (handle, width). Returns the number grown and `ok`."""
+        config = self.config
+        require(step in self.open_steps, "step is not open")
+        sequences = self._look_up([handle for handle, _ in items])
+        most = config.max_seq_len + config.extra_tokens + config.reserve_tokens + 1
+        for seq, (_, width) in zip(sequences, items, strict=True):
+            require(width >= 1, "width")
+            require(all(at < step for at, _ in seq.outstanding), "step already has a width")
+            room = seq.reach + seq.pending + width + config.extra_tokens
+            require(room <= most, "beyond max_seq_len")
+        ok: list[int] = []
+        for seq, (_, width) in zip(sequences, items, strict=True):
+            tried = not (stop_at_first and 0 in ok)
+            ok.append(int(tried and self._grow_one(step, seq, width)))
+        return sum(ok), ok
+
+    def _grow_one(self, step: int, seq: Sequence, width: int) -> bool:
+        room = seq.reach + seq.pending + width + self.config.extra_tokens
+        need = max(cdiv(room, self.config.tokens_per_block) - seq.num_blocks, 0)
+        if any(need > free + len(self.evictable()) for free in self.free):
+            self.counters["refused_grows"] += 1
+            return False
+        seq.private += self._take(need)
+        seq.outstanding.append((step, width))
+        seq.promise = max(seq.promise - need, 0)
+        self.counters["grown_blocks"] += need
+        return True
+
+    def advance(
+        self,
+        step: int,
+        items: list[tuple[int, tuple[int, ...], int]],
+        valid: list[list[int]] | None = None,
+    ) -> None:
+        """Items are (handle, tokens, count): the first `count` of the tokens are appended."""
+        require(1 <= step <= self.newest, "step was never begun")
+        sequences = self._look_up([handle for handle, _, _ in items])
+        rows: list[list[int] | None] = [None] * len(items) if valid is None else [*valid]
+        for seq, (_, tokens, count), ends in zip(sequences, items, rows, strict=True):
+            self._check_advance(step, seq, tokens, count, ends)
+        for seq, (_, tokens, count), ends in zip(sequences, items, rows, strict=True):
+            self._advance_one(seq, list(tokens[:count]), ends)
+
+    def _check_advance(
+        self, step: int, seq: Sequence, tokens: tuple[int, ...], count: int, ends: list[int] | None
+    ) -> None:
+        require(bool(seq.outstanding) and seq.outstanding[0][0] == step, "no width for the step")
+        require(0 <= count <= len(tokens), "count")
+        require(all(0 <= t < MAX_TOKEN for t in tokens[:count]), "token out of range")
+        known, run = len(seq.tokens), seq.reach + seq.outstanding[0][1]
+        if count > 0:
+            require(known <= run, "the prompt has not been run to its end")
+            require(known + count - 1 <= run, "more tokens than ran")
+        require(known + count <= seq.max_total, "beyond max_total")
+        if ends is None:
+            return
+        for role, end in enumerate(ends):
+            if role in seq.used_roles:
+                require(seq.valid[role] <= end <= min(known + count, run), "valid")
+            else:
+                require(end == 0, "valid of a role that is not used")
+
+    def _advance_one(self, seq: Sequence, tokens: list[int], ends: list[int] | None) -> None:
+        _, width = seq.outstanding.pop(0)
+        history, reach = seq.history, seq.reach
+        seq.tokens += tokens
+        for role in seq.used_roles:
+            end = min(len(seq.tokens) - (len(tokens) > 0), history + width)
+            seq.valid[role] = max(seq.valid[role], end) if ends is None else ends[role]
+        self._publish_full_blocks(seq)
+        keep = cdiv(
+            seq.reach + seq.pending + self.config.extra_tokens, self.config.tokens_per_block
+        )
+        while seq.private and seq.num_blocks > keep:
+            self._give_up(seq.private.pop(), self._stamp())
+        self.counters["accepted_tokens"] += len(tokens)
+        self.counters["rewound_tokens"] += max(reach + width - seq.reach, 0)
+
+    def release(self, items: list[tuple[int, int]]) -> None:
+        """Items are (handle, publish)."""
+        sequences = self._look_up([handle for handle, _ in items])
+        for seq, (_, publish) in zip(sequences, items, strict=True):
+            before = self.protected()
+            end = seq.node
+            tail = self._publish_tail(seq) if publish else None
+            if tail is not None:
+                before.add(id(tail))
+                end = tail
+            for pages in seq.private:
+                self._give_up(pages, self._stamp())
+            del self.sequences[seq.handle & 0xFFFFFFFF]
+            self._touch_unprotected(before, end)
+            self.counters["released"] += 1
+
+    # Publishing
+
+    def _publishes(self, seq: Sequence) -> bool:
+        return self.config.reuse and seq.scope >= 0
+
+    def _next_block(self, seq: Sequence, end: int, covered: int, is_partial: bool) -> Block:
+        """The block after those published, as it would enter the tree; `end` limits its text."""
+        tpb, start = self.config.tokens_per_block, len(seq.path) * self.config.tokens_per_block
+        return Block(
+            scope=seq.scope,
+            parent=seq.node,
+            tokens=tuple(seq.tokens[start : min(start + tpb, end)]),
+            following=tuple(seq.tokens[start + tpb : end]),
+            covered=covered,
+            draft_valid=not self.config.has_draft or 0 <= seq.draft_from <= start,
+            pages=seq.private[0],
+            is_partial=is_partial,
+        )
+
+    def _publish_full_blocks(self, seq: Sequence) -> None:
+        tpb, lookahead = self.config.tokens_per_block, self.config.lookahead
+        while self._publishes(seq):
+            end = (len(seq.path) + 1) * tpb
+            if end > seq.history or end + lookahead > len(seq.tokens):
+                return
+            new = self._next_block(seq, end + lookahead, tpb, is_partial=False)
+            pages = seq.private.pop(0)
+            equal = self.tree.find_equal(new)
+            if equal is not None:
+                self._give_up(pages, self._stamp())
+                seq.node = equal
+                self.counters["rebased_blocks"] += 1
+            else:
+                self._enter(new)
+                seq.node = new
+
+    def _publish_tail(self, seq: Sequence) -> Block | None:
+        lookahead, start = self.config.lookahead, len(seq.path) * self.config.tokens_per_block
+        covered = min(seq.history, len(seq.tokens) - lookahead) - start
+        if not self._publishes(seq) or covered <= 0:
+            return None
+        tail = self._next_block(seq, start + covered + lookahead, covered, is_partial=True)
+        if self.tree.covers(tail):
+            return None
+        seq.private.pop(0)
+        self._enter(tail)
+        return tail
+
+    def _enter(self, new: Block) -> None:
+        for old in self.tree.replaced_by(new, self.protected()):
+            self.tree.remove(old)
+            self._give_up(old.pages, old.stamp)
+        self.tree.insert(new)
+        self.counters["published_blocks"] += 1
+
+    # Reading
+
+    def _match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> Match:
+        if scope == -1 or not self.config.reuse:
+            return Match(0, ())
+        return self.tree.match(tokens, scope, draft_from)
+
+    def match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> int:
+        """The usable length for exactly these tokens."""
+        require(all(0 <= t < MAX_TOKEN for t in tokens), "token out of range")
+        require(scope >= -1, "scope")
+        require(draft_from >= -1, "draft_from")
+        require(self.config.has_draft or draft_from == -1, "no draft here")
+        return self._match(tokens, scope, draft_from).usable
+
+    def moves(self) -> list[tuple[int, int, int, int]]:
+        """The queued copies as (class, source, destination, tokens); consumed."""
+        queued, self.queued_moves = self.queued_moves, []
+        return queued
+
+    def table(self, handle: int) -> list[list[int]]:
+        """Per class, the sequence's pages in order."""
+        pages = self._look_up([handle])[0].pages()
+        return [[block[cls] for block in pages] for cls in range(self.num_classes)]
+
+    def sequence(self, handle: int) -> dict[str, Any]:
+        """The lengths of one sequence."""
+        seq = self._look_up([handle])[0]
+        return {
+            "known": len(seq.tokens),
+            "history": seq.history,
+            "reach": seq.reach,
+            "committed": len(seq.path) * self.config.tokens_per_block,
+            "capacity": seq.num_blocks * self.config.tokens_per_block,
+            "promise": seq.promise,
+            "valid": list(seq.valid),
+            "blocks": seq.num_blocks,
+            "outstanding": list(seq.outstanding),
+            "scope": seq.scope,
+            "draft_from": seq.draft_from,
+            "max_total": seq.max_total,
+        }
+
+    def stats(self) -> dict[str, Any]:
+        """Counts by state per class, and all counters but those of the tree's inner form."""
+        live = sum(len(seq.private) for seq in self.sequences.values())
+        classes = []
+        for cls, total in enumerate(self.config.num_pages):
+            counts = {
+                "total": total,
+                "reserved": 1,
+                "free": self.free[cls],
+                "fenced": sum(at == cls for at, _ in self.fenced),
+                "live": live,
+                "cached": len(self.tree.blocks),
+                "evictable": len(self.evictable()),
+            }
+            classes.append(counts)
+        names = (
+            "admitted refused_now refused_never refused_rows prompt_tokens hit_tokens "
+            "target_only_hits published_blocks rebased_blocks evicted_blocks copied_blocks "
+            "grown_blocks refused_grows accepted_tokens rewound_tokens released"
+        )
+        return {
+            "classes": classes,
+            "open_sequences": len(self.sequences),
+            "promised": sum(seq.promise for seq in self.sequences.values()),
+            "open_steps": len(self.open_steps),
+            "newest_step": self.newest,
+            "cached_blocks": len(self.tree.blocks),
+            **{name: self.counters[name] for name in names.split()},
+        }
+
+    def reset_reuse_state(self) -> None:
+        """Gives up every cached block."""
+        if self.sequences:
+            raise SequencesOpen(len(self.sequences))
+        protected = self.protected()
+        for block in self.tree.blocks:
+            self._give_up(block.pages, self._stamp() if id(block) in protected else block.stamp)
+        self.tree.blocks.clear()
+        self.copies.clear()
+
+    def _look_up(self, handles: list[int]) -> list[Sequence]:
+        require(len(set(handles)) == len(handles), "repeated handle")
+        by_handle = {seq.handle: seq for seq in self.sequences.values()}
+        require(all(handle in by_handle for handle in handles), "stale handle")
+        return [by_handle[handle] for handle in handles]

@@ -1,0 +1,271 @@
+"""Random operations for both drivers, Hypothesis and the seeded one.
+
+Each function looks at the reference to find what is worth trying and returns one operation for
+`Comparison.apply`. `pick(low, high)` chooses an integer, both ends included; the smaller, the
+plainer the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from reference.interpreter import Comparison, Operation
+from reference.state import Config, Request, Sequence, cdiv
+
+Pick = Callable[[int, int], int]
+
+ALPHABET = 2
+ROW_BITS = 32
+
+
+def config(pick: Pick) -> Config:
+    """A tiny ledger, so that refusals, evictions and collisions are the common case."""
+    tpb = (1, 2, 4, 16)[pick(0, 3)]
+    max_seq_len = tpb * pick(2, 6) + pick(0, tpb - 1)
+    has_draft = pick(0, 1) == 1
+    fewest, most = ((12, 40), (8, 20), (2, 12))[pick(0, 2)]
+    return Config(
+        tokens_per_block=tpb,
+        num_pages=tuple(pick(fewest, most) for _ in range(pick(1, 2))),
+        max_sequences=pick(1, 5),
+        max_seq_len=max_seq_len,
+        has_draft=has_draft,
+        extra_tokens=(0, pick(0, 2))[pick(0, 1)],
+        reserve_tokens=(0, 0, pick(0, 4))[pick(0, 2)],
+        lookahead=(0, 1, 3)[pick(0, 2)],
+        reuse=pick(0, 9) < 9,
+        partial_reuse=pick(0, 2) < 2,
+        same_stream=pick(0, 3) == 3,
+    )
+
+
+def _oldest_steps(pair: Comparison) -> dict[int, list[Sequence]]:
+    """The sequences that may advance, by the step they have to advance for."""
+    by_step: dict[int, list[Sequence]] = {}
+    for seq in pair.model.sequences.values():
+        if seq.outstanding:
+            by_step.setdefault(seq.outstanding[0][0], []).append(seq)
+    return by_step
+
+
+def _some(pick: Pick, items: list[Sequence]) -> list[Sequence]:
+    """A subset in rotated order."""
+    count = len(items) if pick(0, 2) < 2 else pick(0, len(items))
+    start = pick(0, len(items) - 1) if items else 0
+    return [items[(start + i) % len(items)] for i in range(count)]
+
+
+def _step(pair: Comparison, pick: Pick) -> int:
+    """An open step, the newest most of the time; now and then one that is not open."""
+    steps = sorted(pair.model.open_steps)
+    if not steps or pick(0, 39) == 39:
+        return pick(-1, pair.model.newest + 1)
+    return steps[-1] if pick(0, 4) < 4 else steps[pick(0, len(steps) - 1)]
+
+
+def begin_step(pair: Comparison, pick: Pick) -> Operation:
+    if len(pair.model.open_steps) > 2 and pick(0, 9) < 9:
+        return complete_step(pair, pick)
+    now = max(pair.model.now, 0.0)
+    return ("begin_step", now + pick(0, 2) if pick(0, 29) < 29 else now - 0.5)
+
+
+def complete_step(pair: Comparison, pick: Pick) -> Operation:
+    steps = sorted(pair.model.open_steps)
+    if pick(0, 29) == 29:
+        return ("complete_step", pick(-1, pair.model.newest + 1))
+    if not steps:
+        return ("begin_step", max(pair.model.now, 0.0))
+    return ("complete_step", steps[pick(0, len(steps) - 1)])
+
+
+def prompt(pair: Comparison, pick: Pick, longest: int) -> tuple[int, ...]:
+    """Tokens that share a prefix with something seen before, most of the time."""
+    texts = [tuple(seq.tokens) for seq in pair.model.sequences.values()]
+    texts += [tuple(t for b in x.path() for t in b.tokens) + x.following for x in _leaves(pair)]
+    length = pick(1, longest if pick(0, 2) == 2 else cdiv(longest, 2))
+    start: tuple[int, ...] = ()
+    if texts and pick(0, 5) > 0:
+        text = texts[pick(0, len(texts) - 1)]
+        start = text if pick(0, 1) == 1 else text[: pick(0, len(text))]
+    return (start + tuple(pick(0, ALPHABET - 1) for _ in range(length - len(start))))[:length]
+
+
+def _leaves(pair: Comparison) -> list:
+    return [block for block in pair.model.tree.blocks if not block.children]
+
+
+def _request(pair: Comparison, pick: Pick) -> Request:
+    limits = pair.config
+    tokens = prompt(pair, pick, limits.max_seq_len)
+    draft_from = -1
+    if limits.has_draft:
+        draft_from = (0, 0, 0, -1, pick(0, len(tokens)))[pick(0, 4)]
+    return Request(
+        prompt=tokens,
+        scope=(0, 0, 0, 0, 0, 0, 1, -1)[pick(0, 7)],
+        first=len(tokens) if pick(0, 1) == 0 else pick(1, len(tokens)),
+        max_total=min(len(tokens) + pick(0, limits.tokens_per_block * 2), limits.max_seq_len),
+        draft_from=draft_from,
+    )
+
+
+def admit(pair: Comparison, pick: Pick) -> Operation:
+    if not pair.model.open_steps and pick(0, 19) < 19:
+        return begin_step(pair, pick)
+    items = [_request(pair, pick) for _ in range(1 if pick(0, 2) < 2 else pick(0, 3))]
+    if items and pick(0, 19) == 19:
+        items[pick(0, len(items) - 1)] = _broken_request(pair, pick, items[0])
+    return ("admit", _step(pair, pick), items, pick(0, 3) == 3)
+
+
+def _broken_request(pair: Comparison, pick: Pick, item: Request) -> Request:
+    """A request with one field that may be out of its range."""
+    too_large = 2**31 if pair.core.dtype is np.int64 else -(2**31)
+    return (
+        item._replace(prompt=()),
+        item._replace(prompt=(-1,)),
+        item._replace(prompt=(*item.prompt[:-1], too_large)),
+        item._replace(prompt=(*item.prompt[:-1], 2**31 - 1)),
+        item._replace(scope=-2),
+        item._replace(first=0),
+        item._replace(first=2**31 - 1),
+        item._replace(max_total=len(item.prompt) - 1),
+        item._replace(max_total=pair.config.max_seq_len + 1),
+        item._replace(draft_from=-2),
+        item._replace(draft_from=0),
+    )[pick(0, 10)]
+
+
+def _handle(pair: Comparison, pick: Pick, handle: int) -> int:
+    """The handle; now and then one that is stale or was never given."""
+    if pick(0, 59) < 59:
+        return handle
+    row, generation = handle & ((1 << ROW_BITS) - 1), handle >> ROW_BITS
+    return (
+        (generation + 1) << ROW_BITS | row,
+        (generation - 1) << ROW_BITS | row,
+        generation << ROW_BITS | (row + 1),
+        row,
+        -1,
+    )[pick(0, 4)]
+
+
+def _repeat_one(pick: Pick, items: list) -> list:
+    return [*items, items[0]] if items and pick(0, 59) == 59 else items
+
+
+def _may_grow(pick: Pick, seq: Sequence, step: int) -> bool:
+    """Mostly those without a width, often those with an older one, seldom the others."""
+    if not seq.outstanding:
+        return True
+    newest = seq.outstanding[-1][0]
+    return pick(0, 2) == 2 if newest < step else pick(0, 39) == 39
+
+
+def _width(pair: Comparison, pick: Pick, seq: Sequence) -> int:
+    """A chunk of the prompt or a token and some drafts; seldom a width that is not allowed."""
+    limits = pair.config
+    room = limits.max_seq_len + limits.reserve_tokens + 1 - seq.reach - seq.pending
+    if pick(0, 59) == 59:
+        return pick(0, 1) * (room + 1)
+    ahead = len(seq.tokens) - seq.reach - seq.pending
+    widest = ahead if ahead > 0 else 1 + pick(0, 3)
+    if pick(0, 19) == 19:
+        widest = 3 * limits.tokens_per_block
+    widest = max(min(widest, room), 1)
+    return widest if pick(0, 2) < 2 else pick(1, widest)
+
+
+def grow(pair: Comparison, pick: Pick) -> Operation:
+    if not pair.model.open_steps and pick(0, 19) < 19:
+        return begin_step(pair, pick)
+    step = _step(pair, pick)
+    idle = [seq for seq in pair.model.sequences.values() if _may_grow(pick, seq, step)]
+    items = [(_handle(pair, pick, s.handle), _width(pair, pick, s)) for s in _some(pick, idle)]
+    return ("grow", step, _repeat_one(pick, items), pick(0, 3) == 3)
+
+
+def advance(pair: Comparison, pick: Pick) -> Operation:
+    by_step = _oldest_steps(pair)
+    if not by_step:
+        if pick(0, 19) < 19:
+            return grow(pair, pick) if pair.model.sequences else admit(pair, pick)
+        sequences = list(pair.model.sequences.values())
+        return ("advance", _step(pair, pick), [(seq.handle, (), 0) for seq in sequences], None)
+    steps = sorted(by_step)
+    step = steps[pick(0, len(steps) - 1)]
+    chosen = _some(pick, by_step[step])
+    if pick(0, 39) == 39:
+        step = pick(0, pair.model.newest + 1)
+    give_ends = pick(0, 3) == 3
+    items, ends = [], []
+    for seq in chosen:
+        known, run = len(seq.tokens), seq.reach + seq.outstanding[0][1]
+        most = max(min(run + 1, seq.max_total) - known, 0) if known <= run else 0
+        count = min(pick(0, most + 1), most) if pick(0, 29) < 29 else most + 1
+        tokens = tuple(pick(0, ALPHABET - 1) for _ in range(count))
+        if tokens and pick(0, 79) == 79:
+            tokens = (*tokens[:-1], -1)
+        items.append((_handle(pair, pick, seq.handle), tokens, count))
+        ends.append(_ends(pair, pick, seq, min(known + count, run)))
+    return ("advance", step, _repeat_one(pick, items), ends if give_ends and items else None)
+
+
+def _ends(pair: Comparison, pick: Pick, seq: Sequence, highest: int) -> list[int]:
+    """A valid end per role: the highest, one that lags, or one just out of range."""
+    ends = [0] * len(seq.valid)
+    for role in seq.used_roles:
+        low = min(seq.valid[role], highest)
+        ends[role] = highest if pick(0, 1) == 0 else pick(low, highest)
+        if pick(0, 59) == 59:
+            ends[role] = (highest + 1, seq.valid[role] - 1)[pick(0, 1)]
+    if pick(0, 59) == 59:
+        ends[-1] += 1
+    return ends
+
+
+def release(pair: Comparison, pick: Pick) -> Operation:
+    sequences = list(pair.model.sequences.values())
+    count = min(len(sequences), max(pick(-3, 2), 1))
+    start = pick(0, len(sequences) - 1) if sequences else 0
+    items = [
+        (_handle(pair, pick, seq.handle), 1 if pick(0, 4) < 4 else 0)
+        for seq in (sequences[start:] + sequences[:start])[:count]
+    ]
+    return ("release", _repeat_one(pick, items))
+
+
+def match(pair: Comparison, pick: Pick) -> Operation:
+    tokens = prompt(pair, pick, pair.config.max_seq_len)
+    draft_from = pick(-1, len(tokens)) if pair.config.has_draft else -1
+    return ("match", tokens, (0, 0, 0, 1, -1)[pick(0, 4)], draft_from)
+
+
+def moves(pair: Comparison, pick: Pick) -> Operation:
+    return ("moves",)
+
+
+def updates(pair: Comparison, pick: Pick) -> Operation:
+    return ("updates", 4096 if pick(0, 9) < 9 else pick(0, 3))
+
+
+def reset_reuse_state(pair: Comparison, pick: Pick) -> Operation:
+    return ("reset_reuse_state",)
+
+
+# How often each is tried by the seeded driver.
+WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
+    begin_step: 8,
+    complete_step: 10,
+    admit: 20,
+    grow: 20,
+    advance: 30,
+    release: 14,
+    match: 4,
+    moves: 2,
+    updates: 2,
+    reset_reuse_state: 0.3,
+}

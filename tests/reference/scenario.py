@@ -1,0 +1,111 @@
+"""Short words for hand-written tests, on the real ledger or on the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reference.binding import CoreLedger
+from reference.ledger import ReferenceLedger
+from reference.state import Config, Request
+
+ENGINES = {"reference": ReferenceLedger, "core": CoreLedger}
+
+
+def tokens(count: int, start: int = 0) -> tuple[int, ...]:
+    """`count` different tokens."""
+    return tuple(range(start, start + count))
+
+
+class Scenario:
+    """One ledger with one clock. Options left out are those of a plain target-only ledger."""
+
+    def __init__(self, engine: str, **options: Any) -> None:
+        plain = {"tokens_per_block": 4, "num_pages": (33,), "max_sequences": 8, "max_seq_len": 256}
+        self.config = Config(**{**plain, **options})
+        self.ledger = ENGINES[engine](self.config)
+        self.draft_from = 0 if self.config.has_draft else -1
+
+    def begin(self) -> int:
+        return self.ledger.begin_step(0.0)
+
+    def complete(self, step: int) -> None:
+        self.ledger.complete_step(step)
+
+    def longest(self) -> int:
+        """The largest `max_total` that the pools can ever hold."""
+        c = self.config
+        room = (min(c.num_pages) - 1) * c.tokens_per_block - c.extra_tokens
+        return min(c.max_seq_len, room - c.reserve_tokens + 1)
+
+    def request(self, prompt: tuple[int, ...], **options: Any) -> Request:
+        fields = {
+            "scope": 0,
+            "first": len(prompt),
+            "max_total": max(self.longest(), len(prompt)),
+            "draft_from": self.draft_from,
+        }
+        return Request(prompt, **{**fields, **options})
+
+    def try_admit(self, step: int, prompt: tuple[int, ...], **options: Any) -> tuple[int, int]:
+        """The handle or the reason of refusal, and the hit."""
+        _, handles, hits = self.ledger.admit(step, [self.request(prompt, **options)])
+        return handles[0], hits[0]
+
+    def admit(self, step: int, prompt: tuple[int, ...], **options: Any) -> int:
+        handle, _ = self.try_admit(step, prompt, **options)
+        assert handle > 0, f"refused with reason {handle}"
+        return handle
+
+    def grow(self, step: int, handle: int, width: int) -> bool:
+        return self.ledger.grow(step, [(handle, width)])[1] == [1]
+
+    def advance(self, step: int, handle: int, *new: int, valid: list[int] | None = None) -> None:
+        self.ledger.advance(step, [(handle, new, len(new))], None if valid is None else [valid])
+
+    def release(self, handle: int, publish: int = 1) -> None:
+        self.ledger.release([(handle, publish)])
+
+    def prefill(self, prompt: tuple[int, ...], *sampled: int, **options: Any) -> int:
+        """Admits a prompt and runs it in one step; its open sequence."""
+        step = self.begin()
+        handle = self.admit(step, prompt, **options)
+        self.complete(step)
+        self.advance(step, handle, *sampled)
+        return handle
+
+    def decode(self, handle: int, *accepted: int, width: int = 1) -> None:
+        """One step of `width` tokens that appends the accepted ones."""
+        step = self.begin()
+        assert self.grow(step, handle, width)
+        self.complete(step)
+        self.advance(step, handle, *accepted)
+
+    def serve(self, prompt: tuple[int, ...], **options: Any) -> None:
+        """Runs a prompt and releases it, its tail published."""
+        self.release(self.prefill(prompt, **options))
+
+    def match(self, prompt: tuple[int, ...], scope: int = 0, draft_from: int | None = None) -> int:
+        return self.ledger.match(
+            prompt, scope, self.draft_from if draft_from is None else draft_from
+        )
+
+    def pages(self, handle: int, cls: int = 0) -> list[int]:
+        return self.ledger.table(handle)[cls]
+
+    def sequence(self, handle: int) -> dict[str, Any]:
+        return self.ledger.sequence(handle)
+
+    def stats(self) -> dict[str, Any]:
+        return self.ledger.stats()
+
+    def count(self, state: str, cls: int = 0) -> int:
+        return self.stats()["classes"][cls][state]
+
+    def counts(self, cls: int = 0) -> dict[str, int]:
+        """Pages by state; checks that they add up."""
+        counts = dict(self.stats()["classes"][cls])
+        total = counts.pop("total")
+        evictable = counts.pop("evictable")
+        assert sum(counts.values()) == total
+        assert 0 <= evictable <= counts["cached"]
+        return {**counts, "evictable": evictable}

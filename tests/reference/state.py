@@ -1,0 +1,111 @@
+"""The state of the reference ledger: its arguments, its sequences, and small helpers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from reference.tree import Block
+
+
+class Misuse(Exception):  # noqa: N818 - named after what it reports
+    """A call that the contract calls an error; nothing was changed."""
+
+
+class SequencesOpen(Misuse):
+    """`reset_reuse_state` while sequences are open; its argument is their number."""
+
+
+class Request(NamedTuple):
+    """One item of `admit`."""
+
+    prompt: tuple[int, ...]
+    scope: int
+    first: int
+    max_total: int
+    draft_from: int
+
+
+@dataclass(frozen=True)
+class Config:
+    """The arguments of the ledger."""
+
+    tokens_per_block: int
+    num_pages: tuple[int, ...]
+    max_sequences: int
+    max_seq_len: int
+    has_draft: bool = False
+    extra_tokens: int = 0
+    reserve_tokens: int = 0
+    lookahead: int = 0
+    reuse: bool = True
+    partial_reuse: bool = True
+    same_stream: bool = False
+
+
+@dataclass(eq=False)
+class Sequence:
+    """An open sequence. `private` holds, per unpublished block, its page in each class."""
+
+    handle: int
+    scope: int
+    draft_from: int
+    max_total: int
+    tokens: list[int]
+    valid: list[int]
+    node: Block | None
+    private: list[list[int]]
+    promise: int
+    outstanding: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def used_roles(self) -> list[int]:
+        return list(range(len(self.valid))) if self.draft_from >= 0 else [0]
+
+    @property
+    def path(self) -> list[Block]:
+        return self.node.path() if self.node is not None else []
+
+    @property
+    def history(self) -> int:
+        return min(self.valid[role] for role in self.used_roles)
+
+    @property
+    def reach(self) -> int:
+        return max(self.valid)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.path) + len(self.private)
+
+    @property
+    def pending(self) -> int:
+        """The sum of the recorded widths."""
+        return sum(width for _, width in self.outstanding)
+
+    def pages(self) -> list[list[int]]:
+        """Its page in each class, block after block."""
+        return [block.pages for block in self.path] + self.private
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What one item of `admit` would take."""
+
+    hit: int
+    shared: list[Block]
+    source: Block | None
+    width: int
+    need: int
+    whole: int
+
+
+def cdiv(a: int, b: int) -> int:
+    """The quotient, rounded up."""
+    return -(-a // b)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises `Misuse` unless the condition holds."""
+    if not condition:
+        raise Misuse(message)

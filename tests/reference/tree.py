@@ -1,0 +1,167 @@
+"""The prefix tree of the reference ledger: one object per block, linear scans everywhere.
+
+Written from docs/ledger.md alone, to be read beside it. Nothing here is meant to be fast; pools in
+the tests hold a few dozen blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Block:
+    """One block of the tree, full or a partial tail.
+
+    Attributes:
+        parent: the block before it, or None at the root of its scope.
+        tokens: its own tokens, `tokens_per_block` of them or fewer in a partial tail.
+        following: the tokens kept after them: D for a full block, up to D - 1 for a tail.
+        covered: tokens whose KV its pages hold.
+        pages: its page in each class.
+        last_use: the tick at which it was last let go.
+        stamp: the newest step begun at that moment.
+
+    """
+
+    scope: int
+    parent: Block | None
+    tokens: tuple[int, ...]
+    following: tuple[int, ...]
+    covered: int
+    draft_valid: bool
+    pages: list[int]
+    is_partial: bool
+    last_use: int = 0
+    stamp: int = 0
+    children: list[Block] = field(default_factory=list)
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """Its tokens and those kept after them."""
+        return self.tokens + self.following
+
+    def path(self) -> list[Block]:
+        """The blocks from the root of its scope down to this one."""
+        chain: list[Block] = []
+        block: Block | None = self
+        while block is not None:
+            chain.append(block)
+            block = block.parent
+        return chain[::-1]
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a prompt may use: a number of tokens and the blocks that hold them, in order."""
+
+    usable: int
+    path: tuple[Block, ...]
+
+
+def common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """The number of leading tokens in which two token strings agree."""
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def starts_with(text: tuple[int, ...], prefix: tuple[int, ...]) -> bool:
+    """Whether `text` begins with all of `prefix`."""
+    return text[: len(prefix)] == prefix
+
+
+class Tree:
+    """All cached blocks. `blocks` lists them in the order in which they entered."""
+
+    def __init__(self, tokens_per_block: int, lookahead: int, partial_reuse: bool) -> None:
+        self.tokens_per_block = tokens_per_block
+        self.lookahead = lookahead
+        self.partial_reuse = partial_reuse
+        self.blocks: list[Block] = []
+
+    def siblings(self, scope: int, parent: Block | None) -> list[Block]:
+        """The blocks that follow `parent`, or that start the scope."""
+        if parent is not None:
+            return parent.children
+        return [block for block in self.blocks if block.parent is None and block.scope == scope]
+
+    def match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> Match:
+        """The path with the largest usable length; see "Agreement" in docs/ledger.md."""
+        best, best_key = Match(0, ()), (0, (), ())
+        for block in self.blocks:
+            if block.scope != scope or tokens[:1] != block.path()[0].tokens[:1]:
+                continue
+            path = block.path()
+            if not all(self._role_may_use(b, i, draft_from) for i, b in enumerate(path)):
+                continue
+            usable = self._usable(tokens, path)
+            used = path[: -(-usable // self.tokens_per_block)]
+            # Larger first; then draft-valid at the first branch; then the tokens in order, so that
+            # the choice does not depend on how the tree came to be.
+            key = (
+                usable,
+                tuple(b.draft_valid for b in used),
+                tuple(-t for b in used[-1:] for t in b.text),
+            )
+            if usable > 0 and key > best_key:
+                best, best_key = Match(usable, tuple(path)), key
+        return best
+
+    def _role_may_use(self, block: Block, ordinal: int, draft_from: int) -> bool:
+        if draft_from < 0 or block.draft_valid:
+            return True
+        return (ordinal + 1) * self.tokens_per_block <= draft_from
+
+    def _usable(self, tokens: tuple[int, ...], path: list[Block]) -> int:
+        text = tuple(t for b in path for t in b.tokens) + path[-1].following
+        agreed = common_prefix(tokens, text)
+        usable = min(max(agreed - self.lookahead, 0), sum(b.covered for b in path))
+        return usable if self.partial_reuse else usable - usable % self.tokens_per_block
+
+    def find_equal(self, new: Block) -> Block | None:
+        """A full block with the same tokens and following tokens, at least as draft-valid."""
+        equal = [
+            block
+            for block in self.siblings(new.scope, new.parent)
+            if not block.is_partial
+            and (block.tokens, block.following) == (new.tokens, new.following)
+            and block.draft_valid >= new.draft_valid
+        ]
+        return max(equal, key=lambda block: block.draft_valid, default=None)
+
+    def covers(self, tail: Block) -> bool:
+        """Whether a block in the tree makes the tail `tail` worthless."""
+        return any(
+            block.draft_valid >= tail.draft_valid
+            and starts_with(block.text, tail.text)
+            and block.covered >= tail.covered
+            for block in self.siblings(tail.scope, tail.parent)
+        )
+
+    def replaced_by(self, new: Block, protected: set[int]) -> list[Block]:
+        """The partial blocks that become worthless when `new` enters."""
+        return [
+            block
+            for block in self.siblings(new.scope, new.parent)
+            if block.is_partial
+            and id(block) not in protected
+            and block.draft_valid <= new.draft_valid
+            and starts_with(new.text, block.text)
+        ]
+
+    def insert(self, new: Block) -> None:
+        """Adds a block below its parent."""
+        self.blocks.append(new)
+        if new.parent is not None:
+            new.parent.children.append(new)
+
+    def remove(self, block: Block) -> None:
+        """Takes a block without children out of the tree."""
+        assert not block.children
+        self.blocks.remove(block)
+        if block.parent is not None:
+            block.parent.children.remove(block)

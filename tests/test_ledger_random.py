@@ -1,0 +1,64 @@
+"""A seeded random driver: many operations on many tiny ledgers, each compared with the reference."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from reference import operations
+from reference.interpreter import Comparison
+
+OPERATIONS_PER_LEDGER = 500
+
+# Everything that a run must have met at least once to be worth its name.
+EXPECTED_OUTCOMES = {
+    *(f"{name}" for name in ("begin_step", "complete_step", "admit", "grow", "advance")),
+    *(f"{name}" for name in ("release", "match", "moves", "reset_reuse_state")),
+    *(f"{name} error" for name in ("begin_step", "complete_step", "admit", "grow", "advance")),
+    *(f"{name} error" for name in ("release", "reset_reuse_state")),
+    *(f"admit {reason}" for reason in (-1, -2, -3, -4)),
+    *("grow refused", "moves queued", "updates too small"),
+}
+EXPECTED_COUNTERS = {
+    *("hit_tokens", "target_only_hits", "published_blocks", "rebased_blocks", "evicted_blocks"),
+    *("copied_blocks", "grown_blocks", "accepted_tokens", "rewound_tokens", "released"),
+}
+
+
+def run_ledgers(seed: int, num_operations: int, validate_every: int) -> Counter[str]:
+    """Runs ledgers one after the other; returns what happened in all of them together."""
+    rng = random.Random(seed)
+    kinds, weights = list(operations.WEIGHTS), list(operations.WEIGHTS.values())
+    total: Counter[str] = Counter()
+    for _ in range(num_operations // OPERATIONS_PER_LEDGER):
+        pair = Comparison(
+            operations.config(rng.randint),
+            validate_every=validate_every,
+            flat=rng.random() < 0.5,
+            dtype=np.int64 if rng.random() < 0.5 else np.int32,
+        )
+        for kind in rng.choices(kinds, weights, k=OPERATIONS_PER_LEDGER):
+            pair.apply(*kind(pair, rng.randint))
+        total += pair.outcomes
+        total += Counter({name: pair.model.counters[name] for name in EXPECTED_COUNTERS})
+    return total
+
+
+def _run(seed: int, num_operations: int, validate_every: int) -> None:
+    total = run_ledgers(seed, num_operations, validate_every)
+    missing = (EXPECTED_OUTCOMES | EXPECTED_COUNTERS) - total.keys()
+    assert not missing, f"the run never met {sorted(missing)}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_operations(seed: int) -> None:
+    """100,000 operations in all."""
+    _run(seed, 25_000, validate_every=10)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_one_million_random_operations() -> None:
+    _run(1_000, 1_000_000, validate_every=10)

@@ -1,0 +1,92 @@
+"""Hypothesis drives the ledger and its reference with the same calls; they must stay equal."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from reference import operations
+from reference.interpreter import Comparison
+
+DATA = st.data()
+
+
+def pick_from(data: st.DataObject) -> operations.Pick:
+    """A choice that Hypothesis makes and shrinks."""
+    return lambda low, high: data.draw(st.integers(low, high))
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Every rule is one operation; `Comparison` checks after it."""
+
+    pair: Comparison
+
+    @initialize(data=DATA, flat=st.booleans(), wide=st.booleans())
+    def build(self, data: st.DataObject, flat: bool, wide: bool) -> None:
+        dtype = np.int64 if wide else np.int32
+        self.pair = Comparison(operations.config(pick_from(data)), flat=flat, dtype=dtype)
+
+    @rule(data=DATA)
+    def begin_step(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.begin_step(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
+    def complete_step(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.complete_step(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
+    def admit(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.admit(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
+    def grow(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.grow(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
+    def advance(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.advance(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
+    def release(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.release(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
+    def match(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.match(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
+    def read(self, data: st.DataObject) -> None:
+        pick = pick_from(data)
+        kind = (operations.moves, operations.updates)[pick(0, 1)]
+        self.pair.apply(*kind(self.pair, pick))
+
+    @rule(data=DATA)
+    def reset_reuse_state(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.reset_reuse_state(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
+    def run_one_step(self, data: st.DataObject) -> None:
+        """The usual order of an engine: begin, admit, complete, advance."""
+        pick, pair = pick_from(data), self.pair
+        pair.apply("begin_step", max(pair.model.now, 0.0))
+        step = pair.model.newest
+        pair.apply("admit", step, operations.admit(pair, pick)[2], False)
+        pair.apply("complete_step", step)
+        pair.apply(*operations.advance(pair, pick))
+
+    def teardown(self) -> None:
+        """A drained ledger owns no page but those of its cache, and no fence holds one."""
+        if not hasattr(self, "pair"):
+            return
+        pair = self.pair
+        for step in sorted(pair.model.open_steps):
+            pair.apply("complete_step", step)
+        pair.apply("release", [(seq.handle, 0) for seq in pair.model.sequences.values()])
+        pair.apply("updates", 4096)
+        assert not pair.mirror.any(), "a row that was given up still names pages"
+        pair.apply("reset_reuse_state")
+        for cls in pair.core.stats()["classes"]:
+            assert cls["free"] == cls["total"] - 1
+
+
+TestLedgerMachine = LedgerMachine.TestCase
