@@ -77,7 +77,7 @@ COVERED: dict[str, str] = {}
 
 
 def covers(*ids: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Notes which cases a test covers."""
+    """Note which cases a test covers."""
 
     def note(test: Callable[..., None]) -> Callable[..., None]:
         COVERED.update(dict.fromkeys(ids, test.__name__))
@@ -266,7 +266,12 @@ def test_a_replaced_tail_is_freed_once(engine: str) -> None:
     # The next one copies the tail, fills its block and replaces the tail in the tree.
     handle = s.prefill(tokens(8))
     assert s.counts() == {
-        "free": 6, "fenced": 0, "live": 0, "cached": 2, "reserved": 1, "evictable": 0
+        "free": 6,
+        "fenced": 0,
+        "live": 0,
+        "cached": 2,
+        "reserved": 1,
+        "evictable": 0,
     }
     s.release(handle)
     assert s.counts()["evictable"] == 2
@@ -279,7 +284,12 @@ def test_a_replaced_tail_is_freed_once(engine: str) -> None:
     s.release(reader)
     s.complete(step)
     assert s.counts() == {
-        "free": 4, "fenced": 0, "live": 0, "cached": 4, "reserved": 1, "evictable": 4
+        "free": 4,
+        "fenced": 0,
+        "live": 0,
+        "cached": 4,
+        "reserved": 1,
+        "evictable": 4,
     }
 
 

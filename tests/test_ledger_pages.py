@@ -47,16 +47,26 @@ def test_a_shared_page_counts_once(engine: str) -> None:
     s.serve(tokens(8))
     step = s.begin()
     s.complete(step)
-    first, second = (s.prefill(tokens(8) + (50 + i,)) for i in range(2))
+    first, second = (s.prefill((*tokens(8), 50 + i)) for i in range(2))
     assert s.pages(first)[:2] == s.pages(second)[:2]
     assert s.counts() == {
-        "free": 4, "fenced": 0, "live": 2, "cached": 2, "reserved": 1, "evictable": 0
+        "free": 4,
+        "fenced": 0,
+        "live": 2,
+        "cached": 2,
+        "reserved": 1,
+        "evictable": 0,
     }
     s.release(first, publish=0)
     assert s.count("evictable") == 0
     s.release(second, publish=0)
     assert s.counts() == {
-        "free": 6, "fenced": 0, "live": 0, "cached": 2, "reserved": 1, "evictable": 2
+        "free": 6,
+        "fenced": 0,
+        "live": 0,
+        "cached": 2,
+        "reserved": 1,
+        "evictable": 2,
     }
 
 
@@ -306,8 +316,12 @@ def test_room_for_the_longest_request(engine: str) -> None:
     """Length 1,024, 32 per page, 1 extra and 4 drafts: 33 pages; the visible length stays 1,024."""
     s = Scenario(
         engine,
-        tokens_per_block=32, num_pages=(40,), max_seq_len=1024, has_draft=True,
-        extra_tokens=1, reserve_tokens=4,
+        tokens_per_block=32,
+        num_pages=(40,),
+        max_seq_len=1024,
+        has_draft=True,
+        extra_tokens=1,
+        reserve_tokens=4,
     )
     handle = s.prefill(tokens(1023), 5)
     assert s.sequence(handle)["known"] == 1024

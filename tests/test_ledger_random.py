@@ -1,4 +1,4 @@
-"""A seeded random driver: many operations on many tiny ledgers, each compared with the reference."""
+"""A seeded random driver: many operations on many tiny ledgers, each compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPECTED_COUNTERS = {
 
 
 def run_ledgers(seed: int, num_operations: int, validate_every: int) -> Counter[str]:
-    """Runs ledgers one after the other; returns what happened in all of them together."""
+    """Run ledgers one after the other; return what happened in all of them together."""
     rng = random.Random(seed)
     kinds, weights = list(operations.WEIGHTS), list(operations.WEIGHTS.values())
     total: Counter[str] = Counter()

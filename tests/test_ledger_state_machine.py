@@ -12,7 +12,7 @@ DATA = st.data()
 
 
 def pick_from(data: st.DataObject) -> operations.Pick:
-    """A choice that Hypothesis makes and shrinks."""
+    """Let Hypothesis choose, and shrink what it chose."""
     return lambda low, high: data.draw(st.integers(low, high))
 
 
@@ -66,7 +66,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(data=DATA)
     def run_one_step(self, data: st.DataObject) -> None:
-        """The usual order of an engine: begin, admit, complete, advance."""
+        """Follow the usual order of an engine: begin, admit, complete, advance."""
         pick, pair = pick_from(data), self.pair
         pair.apply("begin_step", max(pair.model.now, 0.0))
         step = pair.model.newest
@@ -75,7 +75,7 @@ class LedgerMachine(RuleBasedStateMachine):
         pair.apply(*operations.advance(pair, pick))
 
     def teardown(self) -> None:
-        """A drained ledger owns no page but those of its cache, and no fence holds one."""
+        """Drain the ledger: it owns no page then but those of its cache, and no fence holds one."""
         if not hasattr(self, "pair"):
             return
         pair = self.pair

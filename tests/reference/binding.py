@@ -104,7 +104,7 @@ class CoreLedger:
         return [row[:count].tolist() for row, count in zip(dst[:, 0], used[:, 0], strict=True)]
 
     def tables(self, handles: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The full-width tables of several sequences and the used columns of each."""
+        """Return the full-width tables of several sequences and the used columns of each."""
         dst = np.full((self.num_classes, len(handles), self.core.row_width), -7, np.int32)
         used = np.full((self.num_classes, len(handles)), -7, np.int32)
         self.core.table(_i64(handles), dst, used)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 from tandemkv.errors import BufferTooSmallError, LedgerError, SequencesOpenError
 
 from reference.binding import CoreLedger
@@ -22,7 +23,7 @@ Operation = tuple[Any, ...]
 
 
 def apply_ops(config: Config, operations: Iterable[Operation], **options: Any) -> Comparison:
-    """Applies the operations one after the other; returns the pair in its final state."""
+    """Apply the operations one after the other; return the pair in its final state."""
     pair = Comparison(config, **options)
     for operation in operations:
         pair.apply(*operation)
@@ -57,11 +58,11 @@ class Comparison:
         self.outcomes: Counter[str] = Counter()
 
     def apply(self, *operation: Any) -> Any:
-        """Applies one operation to both; returns the answer, or None after an error."""
+        """Apply one operation to both; return the answer, or None after an error."""
         self.applied.append(operation)
         try:
             return self._apply(*operation)
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:
             error.add_note(f"{self.config!r}\noperations: {self.applied!r}")
             raise
 
@@ -91,22 +92,20 @@ class Comparison:
         return expected
 
     def _translate_moves(self) -> None:
-        """Writes the model's new moves down with the core's pages, while both are known."""
+        """Write the model's new moves down with the core's pages, while both are known."""
         for cls, source, destination, count in self.model.queued_moves[len(self.moves) :]:
             pages = self.pages[cls]
             self.moves.append((cls, pages[source], pages[destination], count))
 
     def _expect_error(self, name: str, args: Any, error: Misuse) -> None:
         kind = SequencesOpenError if isinstance(error, SequencesOpen) else LedgerError
-        try:
-            answer = getattr(self.core, name)(*args)
-        except kind as raised:
-            assert raised.code, f"{raised!r} has no code"
-            assert str(raised), "an error without a message"
-            if isinstance(raised, SequencesOpenError):
-                assert raised.details["open_sequences"] == error.args[0]
-            return
-        raise AssertionError(f"{name}: core {answer}, reference raises {error}")
+        with pytest.raises(kind) as caught:
+            getattr(self.core, name)(*args)
+        raised = caught.value
+        assert raised.code, f"{raised!r} has no code"
+        assert str(raised), "an error without a message"
+        if isinstance(raised, SequencesOpenError):
+            assert raised.details["open_sequences"] == error.args[0]
 
     def _all_refused(self, name: str, answer: Any) -> bool:
         return name in {"admit", "grow"} and answer is not None and answer[0] == 0
@@ -115,7 +114,7 @@ class Comparison:
         assert self.core.digest() == before, f"{name} changed the state"
 
     def _count(self, name: str, error: Misuse | None, answer: Any) -> None:
-        """Notes what happened, so that drivers can assert that they reach every kind."""
+        """Note what happened, so that drivers can assert that they reach every kind."""
         self.outcomes[f"{name} error" if error is not None else name] += 1
         if name == "admit" and answer is not None:
             self.outcomes.update(f"admit {handle}" for handle in answer[1] if handle < 0)
@@ -133,13 +132,11 @@ class Comparison:
         changed = np.argwhere((rows != self.mirror).transpose(1, 0, 2))
         expected = [(r, c, o, int(rows[c, r, o])) for r, c, o in changed.tolist()]
         if len(expected) > capacity:
-            try:
+            with pytest.raises(BufferTooSmallError) as caught:
                 self.core.updates(capacity)
-            except BufferTooSmallError as error:
-                assert error.details["required"] == len(expected)
-                self.outcomes["updates too small"] += 1
-                return
-            raise AssertionError(f"updates: {len(expected)} entries into {capacity} rows")
+            assert caught.value.details["required"] == len(expected)
+            self.outcomes["updates too small"] += 1
+            return
         answer = self.core.updates(capacity)
         assert answer == expected, f"updates: core {answer}, reference {expected}"
         for row, cls, column, page in answer:
@@ -148,7 +145,7 @@ class Comparison:
     # Checks after each operation
 
     def check(self) -> None:
-        """Everything that both ledgers can be asked, and the invariants of the core."""
+        """Compare all that both ledgers can be asked; check the invariants of the core."""
         self._check_stats()
         self._check_sequences()
         if len(self.applied) % self.validate_every == 0:

@@ -84,12 +84,12 @@ class ReferenceLedger:
     # Protection and eviction
 
     def protected(self) -> set[int]:
-        """The `id()` of every block that a sequence or a pending copy needs."""
+        """Return the `id()` of every block that a sequence or a pending copy needs."""
         ends = [seq.node for seq in self.sequences.values()] + [source for _, source in self.copies]
         return {id(block) for end in ends if end is not None for block in end.path()}
 
     def evictable(self) -> list[Block]:
-        """The blocks that could be evicted now, leaves first or not."""
+        """Return the blocks that could be evicted now, leaves first or not."""
         protected = self.protected()
         return [
             block
@@ -98,7 +98,7 @@ class ReferenceLedger:
         ]
 
     def _touch_unprotected(self, before: set[int], end: Block | None) -> None:
-        """Ends one use of the path down to `end`: one tick for all it leaves unprotected."""
+        """End one use of the path down to `end`: one tick for all it leaves unprotected."""
         self.tick += 1
         after = self.protected()
         for block in end.path() if end is not None else []:
@@ -106,7 +106,7 @@ class ReferenceLedger:
                 block.last_use, block.stamp = self.tick, self._stamp()
 
     def _take(self, count: int) -> list[list[int]]:
-        """Takes `count` blocks' pages, evicting as needed; the caller has checked that it fits."""
+        """Take `count` blocks' pages, evicting as needed; the caller has checked that it fits."""
         while min(self.free) < count:
             leaves = [block for block in self.evictable() if not block.children]
             unclaimed = [block for block in leaves if id(block) not in self.claimed]
@@ -126,7 +126,7 @@ class ReferenceLedger:
     def admit(
         self, step: int, items: list[Request], stop_at_first: bool = False
     ) -> tuple[int, list[int], list[int]]:
-        """Returns the number admitted, the handles or reasons, and the hits."""
+        """Return the number admitted, the handles or reasons, and the hits."""
         self._check_admit(step, items)
         for item in items:
             match = self._match(item.prompt, item.scope, item.draft_from)
@@ -337,7 +337,7 @@ class ReferenceLedger:
         return self.config.reuse and seq.scope >= 0
 
     def _next_block(self, seq: Sequence, end: int, covered: int, is_partial: bool) -> Block:
-        """The block after those published, as it would enter the tree; `end` limits its text."""
+        """Build the block after those published, as it would enter the tree; `end` ends its text."""
         tpb, start = self.config.tokens_per_block, len(seq.path) * self.config.tokens_per_block
         return Block(
             scope=seq.scope,
@@ -394,7 +394,7 @@ class ReferenceLedger:
         return self.tree.match(tokens, scope, draft_from)
 
     def match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> int:
-        """The usable length for exactly these tokens."""
+        """Return the usable length for exactly these tokens."""
         require(all(0 <= t < MAX_TOKEN for t in tokens), "token out of range")
         require(scope >= -1, "scope")
         require(draft_from >= -1, "draft_from")
@@ -402,7 +402,7 @@ class ReferenceLedger:
         return self._match(tokens, scope, draft_from).usable
 
     def moves(self) -> list[tuple[int, int, int, int]]:
-        """The queued copies as (class, source, destination, tokens); consumed."""
+        """Return the queued copies as (class, source, destination, tokens); consumed."""
         queued, self.queued_moves = self.queued_moves, []
         return queued
 
@@ -412,7 +412,7 @@ class ReferenceLedger:
         return [[block[cls] for block in pages] for cls in range(self.num_classes)]
 
     def sequence(self, handle: int) -> dict[str, Any]:
-        """The lengths of one sequence."""
+        """Return the lengths of one sequence."""
         seq = self._look_up([handle])[0]
         return {
             "known": len(seq.tokens),
@@ -430,7 +430,7 @@ class ReferenceLedger:
         }
 
     def stats(self) -> dict[str, Any]:
-        """Counts by state per class, and all counters but those of the tree's inner form."""
+        """Count by state per class; all counters but those of the tree's inner form."""
         live = sum(len(seq.private) for seq in self.sequences.values())
         classes = []
         for cls, total in enumerate(self.config.num_pages):
@@ -460,7 +460,7 @@ class ReferenceLedger:
         }
 
     def reset_reuse_state(self) -> None:
-        """Gives up every cached block."""
+        """Give up every cached block."""
         if self.sequences:
             raise SequencesOpen(len(self.sequences))
         protected = self.protected()

@@ -21,7 +21,7 @@ ROW_BITS = 32
 
 
 def config(pick: Pick) -> Config:
-    """A tiny ledger, so that refusals, evictions and collisions are the common case."""
+    """Choose a tiny ledger, so that refusals, evictions and collisions are the common case."""
     tpb = (1, 2, 4, 16)[pick(0, 3)]
     max_seq_len = tpb * pick(2, 6) + pick(0, tpb - 1)
     has_draft = pick(0, 1) == 1
@@ -42,7 +42,7 @@ def config(pick: Pick) -> Config:
 
 
 def _oldest_steps(pair: Comparison) -> dict[int, list[Sequence]]:
-    """The sequences that may advance, by the step they have to advance for."""
+    """Return the sequences that may advance, by the step they have to advance for."""
     by_step: dict[int, list[Sequence]] = {}
     for seq in pair.model.sequences.values():
         if seq.outstanding:
@@ -51,14 +51,14 @@ def _oldest_steps(pair: Comparison) -> dict[int, list[Sequence]]:
 
 
 def _some(pick: Pick, items: list[Sequence]) -> list[Sequence]:
-    """A subset in rotated order."""
+    """Choose a subset in rotated order."""
     count = len(items) if pick(0, 2) < 2 else pick(0, len(items))
     start = pick(0, len(items) - 1) if items else 0
     return [items[(start + i) % len(items)] for i in range(count)]
 
 
 def _step(pair: Comparison, pick: Pick) -> int:
-    """An open step, the newest most of the time; now and then one that is not open."""
+    """Choose an open step, the newest most of the time; now and then one that is not open."""
     steps = sorted(pair.model.open_steps)
     if not steps or pick(0, 39) == 39:
         return pick(-1, pair.model.newest + 1)
@@ -82,7 +82,7 @@ def complete_step(pair: Comparison, pick: Pick) -> Operation:
 
 
 def prompt(pair: Comparison, pick: Pick, longest: int) -> tuple[int, ...]:
-    """Tokens that share a prefix with something seen before, most of the time."""
+    """Choose tokens that share a prefix with something seen before, most of the time."""
     texts = [tuple(seq.tokens) for seq in pair.model.sequences.values()]
     texts += [tuple(t for b in x.path() for t in b.tokens) + x.following for x in _leaves(pair)]
     length = pick(1, longest if pick(0, 2) == 2 else cdiv(longest, 2))
@@ -122,7 +122,7 @@ def admit(pair: Comparison, pick: Pick) -> Operation:
 
 
 def _broken_request(pair: Comparison, pick: Pick, item: Request) -> Request:
-    """A request with one field that may be out of its range."""
+    """Return a request with one field that may be out of its range."""
     too_large = 2**31 if pair.core.dtype is np.int64 else -(2**31)
     return (
         item._replace(prompt=()),
@@ -140,7 +140,7 @@ def _broken_request(pair: Comparison, pick: Pick, item: Request) -> Request:
 
 
 def _handle(pair: Comparison, pick: Pick, handle: int) -> int:
-    """The handle; now and then one that is stale or was never given."""
+    """Return the handle; now and then one that is stale or was never given."""
     if pick(0, 59) < 59:
         return handle
     row, generation = handle & ((1 << ROW_BITS) - 1), handle >> ROW_BITS
@@ -158,7 +158,7 @@ def _repeat_one(pick: Pick, items: list) -> list:
 
 
 def _may_grow(pick: Pick, seq: Sequence, step: int) -> bool:
-    """Mostly those without a width, often those with an older one, seldom the others."""
+    """Choose mostly those without a width, often those with an older one, seldom the others."""
     if not seq.outstanding:
         return True
     newest = seq.outstanding[-1][0]
@@ -166,7 +166,7 @@ def _may_grow(pick: Pick, seq: Sequence, step: int) -> bool:
 
 
 def _width(pair: Comparison, pick: Pick, seq: Sequence) -> int:
-    """A chunk of the prompt or a token and some drafts; seldom a width that is not allowed."""
+    """Choose a chunk of the prompt or a token and some drafts; seldom what is not allowed."""
     limits = pair.config
     room = limits.max_seq_len + limits.reserve_tokens + 1 - seq.reach - seq.pending
     if pick(0, 59) == 59:
@@ -215,7 +215,7 @@ def advance(pair: Comparison, pick: Pick) -> Operation:
 
 
 def _ends(pair: Comparison, pick: Pick, seq: Sequence, highest: int) -> list[int]:
-    """A valid end per role: the highest, one that lags, or one just out of range."""
+    """Choose a valid end per role: the highest, one that lags, or one just out of range."""
     ends = [0] * len(seq.valid)
     for role in seq.used_roles:
         low = min(seq.valid[role], highest)

@@ -12,7 +12,7 @@ ENGINES = {"reference": ReferenceLedger, "core": CoreLedger}
 
 
 def tokens(count: int, start: int = 0) -> tuple[int, ...]:
-    """`count` different tokens."""
+    """Return `count` different tokens."""
     return tuple(range(start, start + count))
 
 
@@ -32,7 +32,7 @@ class Scenario:
         self.ledger.complete_step(step)
 
     def longest(self) -> int:
-        """The largest `max_total` that the pools can ever hold."""
+        """Return the largest `max_total` that the pools can ever hold."""
         c = self.config
         room = (min(c.num_pages) - 1) * c.tokens_per_block - c.extra_tokens
         return min(c.max_seq_len, room - c.reserve_tokens + 1)
@@ -47,7 +47,7 @@ class Scenario:
         return Request(prompt, **{**fields, **options})
 
     def try_admit(self, step: int, prompt: tuple[int, ...], **options: Any) -> tuple[int, int]:
-        """The handle or the reason of refusal, and the hit."""
+        """Return the handle or the reason of refusal, and the hit."""
         _, handles, hits = self.ledger.admit(step, [self.request(prompt, **options)])
         return handles[0], hits[0]
 
@@ -66,7 +66,7 @@ class Scenario:
         self.ledger.release([(handle, publish)])
 
     def prefill(self, prompt: tuple[int, ...], *sampled: int, **options: Any) -> int:
-        """Admits a prompt and runs it in one step; its open sequence."""
+        """Admit a prompt and run it in one step; return its open sequence."""
         step = self.begin()
         handle = self.admit(step, prompt, **options)
         self.complete(step)
@@ -74,14 +74,14 @@ class Scenario:
         return handle
 
     def decode(self, handle: int, *accepted: int, width: int = 1) -> None:
-        """One step of `width` tokens that appends the accepted ones."""
+        """Run one step of `width` tokens that appends the accepted ones."""
         step = self.begin()
         assert self.grow(step, handle, width)
         self.complete(step)
         self.advance(step, handle, *accepted)
 
     def serve(self, prompt: tuple[int, ...], **options: Any) -> None:
-        """Runs a prompt and releases it, its tail published."""
+        """Run a prompt and releases it, its tail published."""
         self.release(self.prefill(prompt, **options))
 
     def match(self, prompt: tuple[int, ...], scope: int = 0, draft_from: int | None = None) -> int:
@@ -102,7 +102,7 @@ class Scenario:
         return self.stats()["classes"][cls][state]
 
     def counts(self, cls: int = 0) -> dict[str, int]:
-        """Pages by state; checks that they add up."""
+        """Return the pages by state; check that they add up."""
         counts = dict(self.stats()["classes"][cls])
         total = counts.pop("total")
         evictable = counts.pop("evictable")

@@ -84,7 +84,7 @@ class Sequence:
         return sum(width for _, width in self.outstanding)
 
     def pages(self) -> list[list[int]]:
-        """Its page in each class, block after block."""
+        """Return its page in each class, block after block."""
         return [block.pages for block in self.path] + self.private
 
 
@@ -101,11 +101,11 @@ class Admission:
 
 
 def cdiv(a: int, b: int) -> int:
-    """The quotient, rounded up."""
+    """Return the quotient, rounded up."""
     return -(-a // b)
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises `Misuse` unless the condition holds."""
+    """Raise `Misuse` unless the condition holds."""
     if not condition:
         raise Misuse(message)

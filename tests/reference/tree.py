@@ -42,7 +42,7 @@ class Block:
         return self.tokens + self.following
 
     def path(self) -> list[Block]:
-        """The blocks from the root of its scope down to this one."""
+        """Return the blocks from the root of its scope down to this one."""
         chain: list[Block] = []
         block: Block | None = self
         while block is not None:
@@ -60,7 +60,7 @@ class Match:
 
 
 def common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """The number of leading tokens in which two token strings agree."""
+    """Count the leading tokens in which two token strings agree."""
     count = 0
     for a, b in zip(left, right, strict=False):
         if a != b:
@@ -70,7 +70,7 @@ def common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
 
 
 def starts_with(text: tuple[int, ...], prefix: tuple[int, ...]) -> bool:
-    """Whether `text` begins with all of `prefix`."""
+    """Tell whether `text` begins with all of `prefix`."""
     return text[: len(prefix)] == prefix
 
 
@@ -84,13 +84,13 @@ class Tree:
         self.blocks: list[Block] = []
 
     def siblings(self, scope: int, parent: Block | None) -> list[Block]:
-        """The blocks that follow `parent`, or that start the scope."""
+        """Return the blocks that follow `parent`, or that start the scope."""
         if parent is not None:
             return parent.children
         return [block for block in self.blocks if block.parent is None and block.scope == scope]
 
     def match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> Match:
-        """The path with the largest usable length; see "Agreement" in docs/ledger.md."""
+        """Return the path with the largest usable length; see "Agreement" in docs/ledger.md."""
         best, best_key = Match(0, ()), (0, (), ())
         for block in self.blocks:
             if block.scope != scope or tokens[:1] != block.path()[0].tokens[:1]:
@@ -123,7 +123,7 @@ class Tree:
         return usable if self.partial_reuse else usable - usable % self.tokens_per_block
 
     def find_equal(self, new: Block) -> Block | None:
-        """A full block with the same tokens and following tokens, at least as draft-valid."""
+        """Find a full block of the same tokens and following ones, at least as draft-valid."""
         equal = [
             block
             for block in self.siblings(new.scope, new.parent)
@@ -134,7 +134,7 @@ class Tree:
         return max(equal, key=lambda block: block.draft_valid, default=None)
 
     def covers(self, tail: Block) -> bool:
-        """Whether a block in the tree makes the tail `tail` worthless."""
+        """Tell whether a block in the tree makes the tail `tail` worthless."""
         return any(
             block.draft_valid >= tail.draft_valid
             and starts_with(block.text, tail.text)
@@ -143,7 +143,7 @@ class Tree:
         )
 
     def replaced_by(self, new: Block, protected: set[int]) -> list[Block]:
-        """The partial blocks that become worthless when `new` enters."""
+        """Return the partial blocks that become worthless when `new` enters."""
         return [
             block
             for block in self.siblings(new.scope, new.parent)
@@ -154,13 +154,13 @@ class Tree:
         ]
 
     def insert(self, new: Block) -> None:
-        """Adds a block below its parent."""
+        """Add a block below its parent."""
         self.blocks.append(new)
         if new.parent is not None:
             new.parent.children.append(new)
 
     def remove(self, block: Block) -> None:
-        """Takes a block without children out of the tree."""
+        """Take a block without children out of the tree."""
         assert not block.children
         self.blocks.remove(block)
         if block.parent is not None:
