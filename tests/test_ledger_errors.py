@@ -100,7 +100,7 @@ def test_output_buffers_must_be_writable() -> None:
 
 @pytest.fixture
 def running() -> tuple[Scenario, int]:
-    """A ledger with one sequence of 6 tokens and a width of one for step 2."""
+    """Return a ledger with one sequence of 6 tokens and a width of one for step 2."""
     s = Scenario("core")
     handle = s.prefill(tokens(6), 6)
     assert s.grow(s.begin(), handle, 1)

@@ -337,7 +337,7 @@ class ReferenceLedger:
         return self.config.reuse and seq.scope >= 0
 
     def _next_block(self, seq: Sequence, end: int, covered: int, is_partial: bool) -> Block:
-        """Build the block after those published, as it would enter the tree; `end` ends its text."""
+        """Build the block after those published; its text ends at position `end`."""
         tpb, start = self.config.tokens_per_block, len(seq.path) * self.config.tokens_per_block
         return Block(
             scope=seq.scope,
