@@ -151,7 +151,7 @@ def test_history_neither_falls_nor_leaves_the_capacity(engine: str) -> None:
     assert (before["history"], before["capacity"]) == (10, 16)
     for end in (9, 17):
         with pytest.raises(ERRORS):
-            s.advance(step, handle, valid=[end])
+            s.advance(step, handle, valid=[end, 0])
         assert s.sequence(handle) == before
 
 
@@ -343,7 +343,7 @@ def test_capacity_follows_the_width_of_the_step(engine: str) -> None:
     assert s.grow(step, handle, 1 + 8)
     assert s.sequence(handle)["capacity"] == 109
     assert s.sequence(handle)["outstanding"] == [(step, 9)]
-    s.advance(step, handle, valid=[100])  # the step was skipped
+    s.advance(step, handle, valid=[100, 0])  # the step was skipped
     assert s.sequence(handle)["capacity"] == 100
     assert s.sequence(handle)["outstanding"] == []
     assert s.grow(s.begin(), handle, 1 + 4)

@@ -71,6 +71,7 @@ class LedgerMachine(RuleBasedStateMachine):
         pair.apply("begin_step", max(pair.model.now, 0.0))
         step = pair.model.newest
         pair.apply("admit", step, operations.admit(pair, pick)[2], False)
+        pair.apply("moves")
         pair.apply("complete_step", step)
         pair.apply(*operations.advance(pair, pick))
 
@@ -79,6 +80,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if not hasattr(self, "pair"):
             return
         pair = self.pair
+        pair.apply("moves")
         for step in sorted(pair.model.open_steps):
             pair.apply("complete_step", step)
         pair.apply("release", [(seq.handle, 0) for seq in pair.model.sequences.values()])

@@ -86,9 +86,7 @@ class CoreLedger:
         self.core.release(_i64([handle for handle, _ in items]), publish)
 
     def match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> int:
-        return self.core.match(
-            np.array(tokens, dtype=self.dtype), scope, draft_from if draft_from != -1 else None
-        )
+        return self.core.match(np.array(tokens, dtype=self.dtype), scope, draft_from)
 
     def moves(self) -> list[tuple[int, int, int, int]]:
         out = np.zeros((_MOVES_MAX, 4), np.int32)
@@ -139,6 +137,7 @@ class CoreLedger:
             for node in dump["nodes"]:
                 found += node["pages"][cls]
             for seq in dump["sequences"].values():
-                found += seq["pages"][cls]
+                # The pages before `committed` are those of the tree.
+                found += seq["pages"][cls][seq["committed"] // self.config.tokens_per_block :]
             owned.append(found)
         return owned

@@ -36,7 +36,7 @@ class ReferenceLedger:
         self.sequences: dict[int, Sequence] = {}  # by row
         self.generations = [0] * config.max_sequences
         self.copies: list[tuple[int, Block]] = []  # (step, source) of copies not yet completed
-        self.queued_moves: list[tuple[int, int, int, int]] = []
+        self.queued_moves: list[tuple[int, tuple[int, int, int, int]]] = []  # (step, move)
         self.newest = 0
         self.now = float("-inf")
         self.open_steps: set[int] = set()
@@ -56,6 +56,7 @@ class ReferenceLedger:
 
     def complete_step(self, step: int) -> None:
         require(step in self.open_steps, "step is not open")
+        require(all(at != step for at, _ in self.queued_moves), "copies were not taken")
         self.open_steps.remove(step)
         finished = [source for at, source in self.copies if at == step]
         held = [(at, source) for at, source in self.copies if at != step]
@@ -80,6 +81,11 @@ class ReferenceLedger:
                 self.fenced.append((cls, stamp))
             else:
                 self.free[cls] += 1
+
+    def _give_up_cached(self, block: Block, protected: set[int]) -> None:
+        """Give up the pages of a block that leaves the tree for another reason than eviction."""
+        is_idle = id(block) not in protected and not self._fence_is_open(block.stamp)
+        self._give_up(block.pages, 0 if is_idle else self._stamp())
 
     # Protection and eviction
 
@@ -130,7 +136,7 @@ class ReferenceLedger:
         self._check_admit(step, items)
         for item in items:
             match = self._match(item.prompt, item.scope, item.draft_from)
-            hit = min(len(item.prompt) - 1, match.usable)
+            hit = self._hit(item, match)
             used = match.path[: cdiv(hit, self.config.tokens_per_block)]
             self.claimed |= {id(block) for block in used}
         handles: list[int] = []
@@ -171,9 +177,7 @@ class ReferenceLedger:
             self.counters["refused_never"] += 1
             return REFUSED_NEVER, 0
         match = self._match(item.prompt, item.scope, item.draft_from)
-        hit = min(length - 1, match.usable)
-        if not config.partial_reuse:
-            hit -= hit % tpb
+        hit = self._hit(item, match)
         plan = self._plan(item, match, hit)
         if not self._fits(plan) and hit % tpb != 0:
             plan = self._plan(item, match, hit - hit % tpb)
@@ -181,6 +185,11 @@ class ReferenceLedger:
             self.counters["refused_now"] += 1
             return REFUSED_NOW, 0
         return self._act(step, item, plan, free_rows[0]), plan.hit
+
+    def _hit(self, item: Request, match: Match) -> int:
+        """Return the tokens that need not run: the last one must."""
+        hit = min(len(item.prompt) - 1, match.usable)
+        return hit if self.config.partial_reuse else hit - hit % self.config.tokens_per_block
 
     def _plan(self, item: Request, match: Match, hit: int) -> Admission:
         tpb, extra = self.config.tokens_per_block, self.config.extra_tokens
@@ -203,15 +212,13 @@ class ReferenceLedger:
 
     def _act(self, step: int, item: Request, plan: Admission, row: int) -> int:
         self.generations[row] += 1
-        roles = 2 if self.config.has_draft else 1
-        used = roles if item.draft_from >= 0 else 1
         seq = Sequence(
             handle=self.generations[row] << 32 | row,
             scope=item.scope,
             draft_from=item.draft_from,
             max_total=item.max_total,
             tokens=list(item.prompt),
-            valid=[plan.hit] * used + [0] * (roles - used),
+            valid=[plan.hit, plan.hit if item.draft_from >= 0 else 0],
             node=plan.shared[-1] if plan.shared else None,
             private=[],
             promise=plan.whole - plan.need,
@@ -225,7 +232,7 @@ class ReferenceLedger:
             tokens = plan.hit % self.config.tokens_per_block
             for cls in range(self.num_classes):
                 move = (cls, plan.source.pages[cls], seq.private[0][cls], tokens)
-                self.queued_moves.append(move)
+                self.queued_moves.append((step, move))
             self.counters["copied_blocks"] += 1
         self.counters["admitted"] += 1
         self.counters["prompt_tokens"] += len(item.prompt)
@@ -380,9 +387,10 @@ class ReferenceLedger:
         return tail
 
     def _enter(self, new: Block) -> None:
-        for old in self.tree.replaced_by(new, self.protected()):
+        protected = self.protected()
+        for old in self.tree.replaced_by(new, protected):
             self.tree.remove(old)
-            self._give_up(old.pages, old.stamp)
+            self._give_up_cached(old, protected)
         self.tree.insert(new)
         self.counters["published_blocks"] += 1
 
@@ -404,7 +412,7 @@ class ReferenceLedger:
     def moves(self) -> list[tuple[int, int, int, int]]:
         """Return the queued copies as (class, source, destination, tokens); consumed."""
         queued, self.queued_moves = self.queued_moves, []
-        return queued
+        return [move for _, move in queued]
 
     def table(self, handle: int) -> list[list[int]]:
         """Per class, the sequence's pages in order."""
@@ -465,7 +473,7 @@ class ReferenceLedger:
             raise SequencesOpen(len(self.sequences))
         protected = self.protected()
         for block in self.tree.blocks:
-            self._give_up(block.pages, self._stamp() if id(block) in protected else block.stamp)
+            self._give_up_cached(block, protected)
         self.tree.blocks.clear()
         self.copies.clear()
 

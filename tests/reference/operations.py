@@ -24,7 +24,7 @@ def config(pick: Pick) -> Config:
     """Choose a tiny ledger, so that refusals, evictions and collisions are the common case."""
     tpb = (1, 2, 4, 16)[pick(0, 3)]
     max_seq_len = tpb * pick(2, 6) + pick(0, tpb - 1)
-    has_draft = pick(0, 1) == 1
+    has_draft = pick(0, 2) > 0
     fewest, most = ((12, 40), (8, 20), (2, 12))[pick(0, 2)]
     return Config(
         tokens_per_block=tpb,
@@ -34,7 +34,7 @@ def config(pick: Pick) -> Config:
         has_draft=has_draft,
         extra_tokens=(0, pick(0, 2))[pick(0, 1)],
         reserve_tokens=(0, 0, pick(0, 4))[pick(0, 2)],
-        lookahead=(0, 1, 3)[pick(0, 2)],
+        lookahead=(0, 1, 3)[pick(0, 2)] if has_draft else 0,
         reuse=pick(0, 9) < 9,
         partial_reuse=pick(0, 2) < 2,
         same_stream=pick(0, 3) == 3,
@@ -61,7 +61,7 @@ def _step(pair: Comparison, pick: Pick) -> int:
     """Choose an open step, the newest most of the time; now and then one that is not open."""
     steps = sorted(pair.model.open_steps)
     if not steps or pick(0, 39) == 39:
-        return pick(-1, pair.model.newest + 1)
+        return pick(0, pair.model.newest + 1)
     return steps[-1] if pick(0, 4) < 4 else steps[pick(0, len(steps) - 1)]
 
 
@@ -73,9 +73,11 @@ def begin_step(pair: Comparison, pick: Pick) -> Operation:
 
 
 def complete_step(pair: Comparison, pick: Pick) -> Operation:
+    if pair.model.queued_moves and pick(0, 9) < 9:
+        return ("moves",)
     steps = sorted(pair.model.open_steps)
     if pick(0, 29) == 29:
-        return ("complete_step", pick(-1, pair.model.newest + 1))
+        return ("complete_step", pick(0, pair.model.newest + 1))
     if not steps:
         return ("begin_step", max(pair.model.now, 0.0))
     return ("complete_step", steps[pick(0, len(steps) - 1)])
@@ -216,7 +218,7 @@ def advance(pair: Comparison, pick: Pick) -> Operation:
 
 def _ends(pair: Comparison, pick: Pick, seq: Sequence, highest: int) -> list[int]:
     """Choose a valid end per role: the highest, one that lags, or one just out of range."""
-    ends = [0] * len(seq.valid)
+    ends = [0, 0]
     for role in seq.used_roles:
         low = min(seq.valid[role], highest)
         ends[role] = highest if pick(0, 1) == 0 else pick(low, highest)

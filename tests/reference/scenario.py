@@ -29,6 +29,8 @@ class Scenario:
         return self.ledger.begin_step(0.0)
 
     def complete(self, step: int) -> None:
+        """Complete a step whose copies the engine has run."""
+        self.ledger.moves()
         self.ledger.complete_step(step)
 
     def longest(self) -> int:

@@ -8,6 +8,9 @@ from typing import NamedTuple
 from reference.tree import Block
 
 
+TARGET, DRAFT = 0, 1
+
+
 class Misuse(Exception):  # noqa: N818 - named after what it reports
     """A call that the contract calls an error; nothing was changed."""
 
@@ -60,7 +63,7 @@ class Sequence:
 
     @property
     def used_roles(self) -> list[int]:
-        return list(range(len(self.valid))) if self.draft_from >= 0 else [0]
+        return [TARGET, DRAFT] if self.draft_from >= 0 else [TARGET]
 
     @property
     def path(self) -> list[Block]:

@@ -91,7 +91,7 @@ class Tree:
 
     def match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> Match:
         """Return the path with the largest usable length; see "Agreement" in docs/ledger.md."""
-        best, best_key = Match(0, ()), (0, (), ())
+        best, best_key = Match(0, ()), None
         for block in self.blocks:
             if block.scope != scope or tokens[:1] != block.path()[0].tokens[:1]:
                 continue
@@ -100,14 +100,11 @@ class Tree:
                 continue
             usable = self._usable(tokens, path)
             used = path[: -(-usable // self.tokens_per_block)]
-            # Larger first; then draft-valid at the first branch; then the tokens in order, so that
-            # the choice does not depend on how the tree came to be.
-            key = (
-                usable,
-                tuple(b.draft_valid for b in used),
-                tuple(-t for b in used[-1:] for t in b.text),
-            )
-            if usable > 0 and key > best_key:
+            # Larger first; then draft-valid at the first branch; then the smallest text, a prefix
+            # before what it begins, so that the choice does not depend on how the tree came to be.
+            text = tuple(t for b in used[-1:] for t in b.text)
+            key = (usable, tuple(b.draft_valid for b in used), (*(-t for t in text), 1))
+            if usable > 0 and (best_key is None or key > best_key):
                 best, best_key = Match(usable, tuple(path)), key
         return best
 
