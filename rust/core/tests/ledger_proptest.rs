@@ -14,15 +14,42 @@ use tandemkv_core::{Ledger, LedgerConfig, LedgerError};
 /// One call. Numbers are choices among what the ledger's state offers, not arguments.
 #[derive(Debug, Clone)]
 enum Op {
-    Begin { backwards: bool },
-    Complete { which: usize, stray: bool },
-    Admit { step: usize, items: Vec<Item>, stop_at_first: bool },
-    Grow { step: usize, which: Vec<(usize, i32)>, stop_at_first: bool },
-    Advance { which: usize, all: bool, keep: u8, lag: Option<(u8, u8)>, stray: bool },
-    Release { which: usize, publish: bool, twice: bool },
-    Match { item: Item },
+    Begin {
+        backwards: bool,
+    },
+    Complete {
+        which: usize,
+        stray: bool,
+    },
+    Admit {
+        step: usize,
+        items: Vec<Item>,
+        stop_at_first: bool,
+    },
+    Grow {
+        step: usize,
+        which: Vec<(usize, i32)>,
+        stop_at_first: bool,
+    },
+    Advance {
+        which: usize,
+        all: bool,
+        keep: u8,
+        lag: Option<(u8, u8)>,
+        stray: bool,
+    },
+    Release {
+        which: usize,
+        publish: bool,
+        twice: bool,
+    },
+    Match {
+        item: Item,
+    },
     Moves,
-    Updates { room: usize },
+    Updates {
+        room: usize,
+    },
     Reset,
 }
 
@@ -41,36 +68,53 @@ fn config() -> impl Strategy<Value = LedgerConfig> {
         prop::collection::vec(2_u32..30, 1..=2),
         (1_u32..5, 2_u32..7, 0_u32..3, 0_u32..4),
         (any::<bool>(), prop_oneof![Just(0_u32), Just(1), Just(3)]),
-        (prop::bool::weighted(0.9), prop::bool::weighted(0.7), prop::bool::weighted(0.2)),
+        (
+            prop::bool::weighted(0.9),
+            prop::bool::weighted(0.7),
+            prop::bool::weighted(0.2),
+        ),
     )
-        .prop_map(|(size, num_pages, lengths, (has_draft, lookahead), rules)| {
-            let (max_sequences, blocks, extra_tokens, reserve_tokens) = lengths;
-            let (reuse, partial_reuse, same_stream) = rules;
-            // The lookahead is at most as long as a sequence, and needs a draft.
-            let max_seq_len = size * blocks + 2;
-            LedgerConfig {
-                tokens_per_block: size,
-                num_pages,
-                max_sequences,
-                max_seq_len,
-                has_draft,
-                extra_tokens,
-                reserve_tokens,
-                lookahead: if has_draft { lookahead } else { 0 },
-                reuse,
-                partial_reuse,
-                same_stream,
-            }
-        })
+        .prop_map(
+            |(size, num_pages, lengths, (has_draft, lookahead), rules)| {
+                let (max_sequences, blocks, extra_tokens, reserve_tokens) = lengths;
+                let (reuse, partial_reuse, same_stream) = rules;
+                // The lookahead is at most as long as a sequence, and needs a draft.
+                let max_seq_len = size * blocks + 2;
+                LedgerConfig {
+                    tokens_per_block: size,
+                    num_pages,
+                    max_sequences,
+                    max_seq_len,
+                    has_draft,
+                    extra_tokens,
+                    reserve_tokens,
+                    lookahead: if has_draft { lookahead } else { 0 },
+                    reuse,
+                    partial_reuse,
+                    same_stream,
+                }
+            },
+        )
 }
 
 /// Prompts over two tokens, so that prefixes collide; now and then an argument out of range.
 fn item() -> impl Strategy<Value = Item> {
     let scope = prop_oneof![8 => Just(0), 1 => Just(1), 1 => Just(-1), 1 => Just(-2)];
     let token = prop_oneof![200 => 0_u32..2, 1 => Just(1 << 31)];
-    (prop::collection::vec(token, 0..40), scope, 0_i32..40, -1_i64..20, -2_i32..20).prop_map(
-        |(prompt, scope, first, more, draft_from)| Item { prompt, scope, first, more, draft_from },
+    (
+        prop::collection::vec(token, 0..40),
+        scope,
+        0_i32..40,
+        -1_i64..20,
+        -2_i32..20,
     )
+        .prop_map(|(prompt, scope, first, more, draft_from)| Item {
+            prompt,
+            scope,
+            first,
+            more,
+            draft_from,
+        })
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -117,24 +161,52 @@ impl Driver {
         let mirror = vec![row; config.max_sequences as usize];
         let ledger = Ledger::new(config).expect("the strategy makes valid configurations");
         let (open, closed) = (Vec::new(), Vec::new());
-        Self { ledger, now: 0.0, steps: Vec::new(), open, closed, mirror }
+        Self {
+            ledger,
+            now: 0.0,
+            steps: Vec::new(),
+            open,
+            closed,
+            mirror,
+        }
     }
 
     /// One of the open steps; one that never began if there is none or `which` is past them.
     fn step(&self, which: usize) -> u64 {
-        self.steps.iter().rev().nth(which).copied().unwrap_or(1_000_000)
+        self.steps
+            .iter()
+            .rev()
+            .nth(which)
+            .copied()
+            .unwrap_or(1_000_000)
     }
 
     fn apply(&mut self, op: &Op) -> Outcome {
         match op {
             Op::Begin { backwards } => self.begin(*backwards),
             Op::Complete { which, stray } => self.complete(*which, *stray),
-            Op::Admit { step, items, stop_at_first } => self.admit(*step, items, *stop_at_first),
-            Op::Grow { step, which, stop_at_first } => self.grow(*step, which, *stop_at_first),
-            Op::Advance { which, all, keep, lag, stray } => {
-                self.advance(*which, *all, *keep, *lag, *stray)
-            }
-            Op::Release { which, publish, twice } => self.release(*which, *publish, *twice),
+            Op::Admit {
+                step,
+                items,
+                stop_at_first,
+            } => self.admit(*step, items, *stop_at_first),
+            Op::Grow {
+                step,
+                which,
+                stop_at_first,
+            } => self.grow(*step, which, *stop_at_first),
+            Op::Advance {
+                which,
+                all,
+                keep,
+                lag,
+                stray,
+            } => self.advance(*which, *all, *keep, *lag, *stray),
+            Op::Release {
+                which,
+                publish,
+                twice,
+            } => self.release(*which, *publish, *twice),
             Op::Match { item } => {
                 let found = self.ledger.match_tokens(&item.prompt, item.scope, None);
                 if let Ok(usable) = found {
@@ -175,7 +247,8 @@ impl Driver {
             return Outcome::Unchanged;
         }
         self.now += 1.0;
-        self.steps.push(self.ledger.begin_step(self.now).expect("time went on"));
+        self.steps
+            .push(self.ledger.begin_step(self.now).expect("time went on"));
         Outcome::Acted
     }
 
@@ -201,8 +274,10 @@ impl Driver {
     fn admit(&mut self, step: usize, items: &[Item], stop_at_first: bool) -> Outcome {
         let config = self.ledger.config();
         let longest = config.max_seq_len as usize;
-        let prompts: Vec<&[u32]> =
-            items.iter().map(|item| &item.prompt[..item.prompt.len().min(longest)]).collect();
+        let prompts: Vec<&[u32]> = items
+            .iter()
+            .map(|item| &item.prompt[..item.prompt.len().min(longest)])
+            .collect();
         let totals: Vec<i64> = items
             .iter()
             .zip(&prompts)
@@ -222,10 +297,17 @@ impl Driver {
         };
         let (mut handle, mut hit) = (vec![0; items.len()], vec![0; items.len()]);
         let step = self.step(step);
-        let Ok(count) = self.ledger.admit(step, &batch, stop_at_first, &mut handle, &mut hit) else {
+        let Ok(count) = self
+            .ledger
+            .admit(step, &batch, stop_at_first, &mut handle, &mut hit)
+        else {
             return Outcome::Unchanged;
         };
-        let admitted: Vec<i64> = handle.iter().copied().filter(|&handle| handle >= 0).collect();
+        let admitted: Vec<i64> = handle
+            .iter()
+            .copied()
+            .filter(|&handle| handle >= 0)
+            .collect();
         assert_eq!(admitted.len(), count);
         for ((handle, hit), prompt) in handle.iter().zip(&hit).zip(&prompts) {
             assert!((-4..0).contains(handle) || *handle >= 1 << 32);
@@ -236,19 +318,36 @@ impl Driver {
             assert!(!self.open.contains(handle) && !self.closed.contains(handle));
         }
         self.open.extend(admitted);
-        if count == 0 { Outcome::Unchanged } else { Outcome::Acted }
+        if count == 0 {
+            Outcome::Unchanged
+        } else {
+            Outcome::Acted
+        }
     }
 
     fn grow(&mut self, step: usize, which: &[(usize, i32)], stop_at_first: bool) -> Outcome {
-        let names = |at: usize| self.open.get(at).or(self.closed.last()).copied().unwrap_or(-1);
+        let names = |at: usize| {
+            self.open
+                .get(at)
+                .or(self.closed.last())
+                .copied()
+                .unwrap_or(-1)
+        };
         let handle: Vec<i64> = which.iter().map(|&(at, _)| names(at)).collect();
         let width: Vec<i32> = which.iter().map(|&(_, width)| width).collect();
         let mut ok = vec![9; handle.len()];
         let step = self.step(step);
-        match self.ledger.grow(step, &handle, &width, stop_at_first, &mut ok) {
+        match self
+            .ledger
+            .grow(step, &handle, &width, stop_at_first, &mut ok)
+        {
             Ok(count) => {
                 assert_eq!(ok.iter().filter(|&&ok| ok == 1).count(), count);
-                if count == 0 { Outcome::Unchanged } else { Outcome::Acted }
+                if count == 0 {
+                    Outcome::Unchanged
+                } else {
+                    Outcome::Acted
+                }
             }
             Err(_) => Outcome::Unchanged,
         }
@@ -267,10 +366,23 @@ impl Driver {
         let Some(&chosen) = self.open.get(which % self.open.len().max(1)) else {
             return Outcome::Unchanged;
         };
-        let oldest = |handle: i64| self.ledger.sequence(handle).unwrap().outstanding.first().copied();
-        let Some((step, _)) = oldest(chosen) else { return Outcome::Unchanged };
+        let oldest = |handle: i64| {
+            self.ledger
+                .sequence(handle)
+                .unwrap()
+                .outstanding
+                .first()
+                .copied()
+        };
+        let Some((step, _)) = oldest(chosen) else {
+            return Outcome::Unchanged;
+        };
         let handle: Vec<i64> = if all {
-            self.open.iter().copied().filter(|&it| oldest(it).is_some_and(|(s, _)| s == step)).collect()
+            self.open
+                .iter()
+                .copied()
+                .filter(|&it| oldest(it).is_some_and(|(s, _)| s == step))
+                .collect()
         } else {
             vec![chosen]
         };
@@ -279,14 +391,22 @@ impl Driver {
         for &handle in &handle {
             let seq = self.ledger.sequence(handle).unwrap();
             let end = seq.reach + seq.outstanding[0].1;
-            let most = if seq.known > end { 0 } else { (end + 1).min(seq.max_total) - seq.known };
+            let most = if seq.known > end {
+                0
+            } else {
+                (end + 1).min(seq.max_total) - seq.known
+            };
             let given = most.min(u32::from(keep));
             count.push(given.cast_signed() + i32::from(stray) * 100);
             let highest = (seq.known + given).min(end);
             let (target, draft) = lag.unwrap_or_default();
             let lagging = |lag: u8, old: u32| highest.saturating_sub(lag.into()).max(old);
             valid.push(lagging(target, seq.valid[0]).cast_signed());
-            let draft = if seq.draft_from >= 0 { lagging(draft, seq.valid[1]) } else { 0 };
+            let draft = if seq.draft_from >= 0 {
+                lagging(draft, seq.valid[1])
+            } else {
+                0
+            };
             valid.push(draft.cast_signed());
         }
         let tokens = vec![u32::from(keep) % 2; handle.len() * columns];
@@ -353,11 +473,16 @@ impl Driver {
         let width = self.ledger.config().row_width() as usize;
         let classes = self.ledger.num_classes();
         for row in 0..self.mirror.len() {
-            let owner = self.open.iter().find(|&&handle| (handle & 0xffff_ffff) == row as i64);
+            let owner = self
+                .open
+                .iter()
+                .find(|&&handle| (handle & 0xffff_ffff) == row as i64);
             let (mut table, mut used) = (vec![9; classes * width], vec![0; classes]);
             match owner {
                 Some(&handle) => {
-                    self.ledger.table(&[handle], width, &mut table, &mut used).unwrap();
+                    self.ledger
+                        .table(&[handle], width, &mut table, &mut used)
+                        .unwrap();
                 }
                 None => table.fill(0),
             }
@@ -373,7 +498,13 @@ impl Driver {
         let dump = self.ledger.dump();
         let size = self.ledger.config().tokens_per_block;
         for (class, counts) in stats.classes.iter().enumerate() {
-            let states = [counts.free, counts.fenced, counts.live, counts.cached, counts.reserved];
+            let states = [
+                counts.free,
+                counts.fenced,
+                counts.live,
+                counts.cached,
+                counts.reserved,
+            ];
             assert_eq!(states.iter().sum::<u32>(), counts.total);
             assert!(counts.evictable <= counts.cached);
             let mut owned: Vec<u32> = dump.free[class].clone();
@@ -384,7 +515,11 @@ impl Driver {
                 assert!(seq.committed <= seq.history && seq.history <= seq.known);
                 assert!(seq.history <= seq.reach && seq.reach <= seq.capacity);
             }
-            assert_eq!(owned.len(), counts.total as usize - 1, "a page is lost or owned twice");
+            assert_eq!(
+                owned.len(),
+                counts.total as usize - 1,
+                "a page is lost or owned twice"
+            );
             let distinct: BTreeSet<u32> = owned.into_iter().collect();
             assert_eq!(distinct, (1..counts.total).collect());
         }
@@ -402,10 +537,20 @@ impl Driver {
         self.updates(0);
         self.check();
         let stats = self.ledger.stats();
-        assert!(stats.classes.iter().all(|class| class.evictable == class.cached));
+        assert!(
+            stats
+                .classes
+                .iter()
+                .all(|class| class.evictable == class.cached)
+        );
         self.ledger.reset_reuse_state().unwrap();
         let stats = self.ledger.stats();
-        assert!(stats.classes.iter().all(|class| class.free == class.total - 1));
+        assert!(
+            stats
+                .classes
+                .iter()
+                .all(|class| class.free == class.total - 1)
+        );
         assert_eq!(stats.promised, 0);
     }
 }

@@ -401,6 +401,13 @@ impl Ledger {
                 );
                 assert!(partial.covered > 0 && partial.covered <= partial.tokens);
                 assert!(partial.tokens <= self.config.tokens_per_block);
+                let text = partial.tokens as usize + node.tip.len();
+                let lookahead = self.tree.lookahead;
+                assert_eq!(
+                    text,
+                    partial.covered as usize + lookahead,
+                    "the text of a tail"
+                );
             }
             None => assert_eq!(
                 node.tip.len(),

@@ -116,11 +116,10 @@ impl Ledger {
         let from = self.sequences[row.at()].published;
         let lookahead = self.tree.lookahead;
         let tip = self.text_after(row, end, lookahead);
-        if !self
-            .tree
-            .can_append(self.sequences[row.at()].node, draft_valid)
-        {
-            self.drop_shorter(row, draft_valid);
+        let above = self.sequences[row.at()].node;
+        if !self.tree.node(above).children.is_empty() {
+            let text = self.text(row, from, self.tree.key_limit(&self.blocks));
+            self.drop_shorter(row, draft_valid, &text);
         }
         self.insert(row, end - from, &tip, draft_valid, None);
     }
@@ -134,18 +133,13 @@ impl Ledger {
         }
     }
 
-    /// Drops the partial blocks beside the next private block that it makes useless.
-    fn drop_shorter(&mut self, row: Row, draft_valid: bool) {
-        let seq = &self.sequences[row.at()];
-        let (node, from) = (seq.node, seq.published);
-        if self.tree.node(node).children.is_empty() {
-            return;
-        }
-        let text = self.text(row, from, self.tree.key_limit(&self.blocks));
+    /// Drops the partial blocks beside the next private block that it, or a tail with this text, makes
+    /// useless.
+    fn drop_shorter(&mut self, row: Row, draft_valid: bool, text: &[Token]) {
         self.tree.drop_shorter_partials(
-            node,
+            self.sequences[row.at()].node,
             draft_valid,
-            &text,
+            text,
             &mut self.blocks,
             &mut self.pools,
             &self.steps,
@@ -201,17 +195,16 @@ impl Ledger {
             return;
         }
         let covered = end - start;
-        let limit = size + self.config.lookahead.saturating_sub(1);
+        // Its text ends with the lookahead of its last covered token: tokens after that are known, but
+        // nothing of theirs is valid.
+        let limit = covered + self.config.lookahead;
         let text = self.text(row, seq.published, limit as usize);
         let tokens = text.len().min(size as usize);
         let (_, draft_valid, _) = self.stretch(row, seq.published + 1);
-        if self
-            .tree
-            .covers(&self.blocks, seq.node, draft_valid, &text, covered)
-        {
+        if self.tree.covers(&self.blocks, seq.node, draft_valid, &text) {
             return;
         }
-        self.drop_shorter(row, draft_valid);
+        self.drop_shorter(row, draft_valid, &text);
         let partial = Partial {
             tokens: crate::ids::count(tokens),
             covered,

@@ -234,37 +234,25 @@ impl Tree {
     }
 
     /// Whether a partial block with this text would add nothing: a sibling with at least its
-    /// `draft_valid` begins with the text and covers as much.
+    /// `draft_valid` begins with the text, and so covers as much.
     pub(crate) fn covers(
         &self,
         blocks: &Blocks,
         parent: NodeId,
         draft_valid: bool,
         text: &[Token],
-        covered: u32,
     ) -> bool {
         [true, false]
             .into_iter()
             .filter(|&valid| valid >= draft_valid)
             .any(|valid| {
-                let children = &self.node(parent).children;
-                let mut place = self.lower_bound(blocks, parent, valid, text);
-                while let Some(child) = children.get(place) {
+                let place = self.lower_bound(blocks, parent, valid, text);
+                let child = self.node(parent).children.get(place);
+                child.is_some_and(|child| {
                     let node = self.node(child);
-                    if node.draft_valid != valid
-                        || node.common_text(blocks, text, usize::MAX) < text.len()
-                    {
-                        break;
-                    }
-                    if node
-                        .partial
-                        .is_none_or(|partial| partial.covered >= covered)
-                    {
-                        return true;
-                    }
-                    place = children.next(place);
-                }
-                false
+                    node.draft_valid == valid
+                        && node.common_text(blocks, text, usize::MAX) == text.len()
+                })
             })
     }
 }

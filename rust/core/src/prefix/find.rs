@@ -78,6 +78,12 @@ impl Tree {
         if same < node.text_len(blocks) {
             return same;
         }
+        // A run whose draft KV is needed and missing ends the path; `usable` cuts it to what is not.
+        let lacks_draft = !node.is_root() && !node.draft_valid;
+        if lacks_draft && draft_from.is_some_and(|from| node.end() as usize * size > from as usize)
+        {
+            return same;
+        }
         let next = &rest[node.len() as usize * size..];
         // Last in, first out: the draft-valid branch is followed first.
         for draft_valid in [false, true] {
@@ -180,26 +186,11 @@ impl Tree {
         if longest <= self.lookahead {
             return None;
         }
-        // Among those that agree as long, the smallest text that covers most. Only partial blocks
-        // cover less than they agree, so the scan ends at the first full one.
-        let mut place = self.lower_bound(blocks, parent, draft_valid, &next[..longest]);
-        let mut best: Option<(NodeId, usize)> = None;
-        while let Some(child) = children.get(place) {
-            if same(child) < longest {
-                break;
-            }
-            let covered = self.nodes[child.get()]
-                .partial
-                .map_or(usize::MAX, |partial| partial.covered as usize)
-                .min(longest - self.lookahead);
-            if best.is_none_or(|(_, most)| covered > most) {
-                best = Some((child, covered));
-            }
-            if covered == longest - self.lookahead {
-                break;
-            }
-            place = children.next(place);
-        }
-        best.map(|(child, _)| Branch::Into(child, longest))
+        // Among those that agree as long, the smallest text. All of them cover what they agree on
+        // less the lookahead: the text of a partial block ends with the lookahead of its last token.
+        let place = self.lower_bound(blocks, parent, draft_valid, &next[..longest]);
+        children
+            .get(place)
+            .map(|child| Branch::Into(child, longest))
     }
 }
