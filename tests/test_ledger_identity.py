@@ -152,6 +152,19 @@ def test_a_batch_claims_its_matches_first(engine: str) -> None:
     assert s.match(tokens(16, 100)) == 0
 
 
+def test_a_claim_does_not_open_a_fence(engine: str) -> None:
+    """What is claimed goes before what a step in flight may still read."""
+    s = Scenario(engine, num_pages=(4,))
+    s.serve(tokens(4))
+    fenced = s.prefill(tokens(4, 50))
+    step = s.begin()
+    s.release(fenced)
+    requests = [s.request(tokens(8, 100), scope=-1), s.request(tokens(5))]
+    assert s.ledger.admit(step, requests)[1][1] == -1
+    assert (s.match(tokens(4)), s.match(tokens(4, 50))) == (0, 4)
+    assert (s.count("cached"), s.count("evictable")) == (1, 0)
+
+
 def test_a_repeated_single_token_is_no_hit(engine: str) -> None:
     """A tail counts its tokens, not its page (alibaba/tair-kvcache#168)."""
     s = Scenario(engine, tokens_per_block=16)

@@ -224,7 +224,9 @@ impl Ledger {
             .max()
             .unwrap_or(0);
         if missing > 0 {
-            self.tree.evict(missing, &mut self.blocks, &mut self.pools);
+            let steps = &self.steps;
+            self.tree
+                .evict(missing, &mut self.blocks, &mut self.pools, steps);
             self.counters.evicted_blocks += u64::from(missing);
         }
         let classes = self.pools.len();

@@ -6,6 +6,7 @@ use crate::blocks::Blocks;
 use crate::ids::{BlockId, NodeId, Token};
 use crate::pool::Pool;
 use crate::prefix::{Found, Tree};
+use crate::steps::Steps;
 
 impl Tree {
     /// Marks the path of a match, up to block `end`, to be evicted only after everything else.
@@ -57,10 +58,20 @@ impl Tree {
     }
 
     /// Evicts `needed` blocks; the caller has checked that as many are evictable.
-    pub(crate) fn evict(&mut self, needed: u32, blocks: &mut Blocks, pools: &mut [Pool]) {
+    pub(crate) fn evict(
+        &mut self,
+        needed: u32,
+        blocks: &mut Blocks,
+        pools: &mut [Pool],
+        steps: &Steps,
+    ) {
         let mut left = needed;
         while left > 0 {
-            let (id, claimed) = if let Some(&(_, id)) = self.leaves.first() {
+            // Stamps rise with the order of last use, so only the first leaf need be asked. A leaf
+            // behind its fence is no victim, and then the claimed ones are the only victims there are.
+            let unclaimed = self.leaves.first().map(|&(_, id)| id);
+            let unclaimed = unclaimed.filter(|&id| steps.passed(self.node(id).stamp));
+            let (id, claimed) = if let Some(id) = unclaimed {
                 (id, self.node(id).claimed)
             } else {
                 self.claims_broken = true;
