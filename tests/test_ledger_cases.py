@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from reference.scenario import ENGINES, Scenario, tokens
 from reference.state import Misuse
+
 from tandemkv.errors import LedgerError
 
 CASES = json.loads((Path(__file__).parent / "data/cases/runtime.json").read_text())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from reference.binding import CoreLedger
 from reference.scenario import Scenario, tokens
+
 from tandemkv import _core
 from tandemkv.errors import LedgerError
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from reference.scenario import ENGINES, Scenario, tokens
 from reference.state import Misuse
+
 from tandemkv.errors import LedgerError
 
 ERRORS = (LedgerError, Misuse)

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from tandemkv import _core
 
 from reference.state import Config, Request
+from tandemkv import _core
 
 _MOVES_MAX = 4096
 

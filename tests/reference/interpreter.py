@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tandemkv.errors import BufferTooSmallError, LedgerError, SequencesOpenError
 
 from reference.binding import CoreLedger
 from reference.ledger import ReferenceLedger
 from reference.state import Config, Misuse, SequencesOpen
+from tandemkv.errors import BufferTooSmallError, LedgerError, SequencesOpenError
 
 Operation = tuple[Any, ...]
 

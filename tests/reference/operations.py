@@ -23,7 +23,8 @@ ROW_BITS = 32
 def config(pick: Pick) -> Config:
     """Choose a tiny ledger, so that refusals, evictions and collisions are the common case."""
     tpb = (1, 2, 4, 16)[pick(0, 3)]
-    max_seq_len = tpb * pick(2, 6) + pick(0, tpb - 1)
+    # At least the largest lookahead, which the ledger asks for.
+    max_seq_len = max(tpb * pick(2, 6) + pick(0, tpb - 1), 3)
     has_draft = pick(0, 2) > 0
     fewest, most = ((12, 40), (8, 20), (2, 12))[pick(0, 2)]
     return Config(

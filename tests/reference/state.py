@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from reference.tree import Block
 
-
 TARGET, DRAFT = 0, 1
 
 
