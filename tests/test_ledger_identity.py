@@ -312,3 +312,26 @@ def test_eviction_takes_one_block_of_every_class(engine: str) -> None:
     s.prefill(tokens(8, 100), scope=-1)
     assert (s.count("free", 0), s.count("free", 1)) == (4, 0)
     assert s.match(tokens(16)) == 8
+
+
+def test_a_late_draft_does_not_pass_through_a_block_without_it(engine: str) -> None:
+    """Draft KV is missing in [4, 8), which a draft valid from 5 on needs."""
+    s = Scenario(engine, has_draft=True)
+    s.serve(tokens(8), draft_from=-1)
+    s.serve(tokens(12), draft_from=8)
+    assert s.match(tokens(12), draft_from=8) == 12
+    assert s.match(tokens(12), draft_from=5) == 4
+    assert s.match(tokens(12), draft_from=3) == 0
+
+
+def test_a_claim_ends_with_the_hit(engine: str) -> None:
+    """An earlier item may evict what lies past the hit of a later one; the hit stays."""
+    s = Scenario(engine, tokens_per_block=1, num_pages=(7,))
+    s.serve((1, 2, 3))
+    s.serve((1, 2))
+    s.serve((9,))
+    assert s.count("free") == 2
+    requests = [s.request((7, 7, 7), scope=-1), s.request((1, 2, 4), max_total=3)]
+    _, handles, hits = s.ledger.admit(s.begin(), requests)
+    assert (hits, min(handles) > 0) == ([0, 2], True)
+    assert (s.match((1, 2, 3)), s.match((9,))) == (2, 0)

@@ -22,7 +22,14 @@ def _i64(values: list[int]) -> np.ndarray:
 
 
 class CoreLedger:
-    """One real ledger. `flat` passes prompts as (tokens, offsets) instead of a list of arrays."""
+    """One real ledger.
+
+    Args:
+        config: its arguments.
+        flat: whether tokens are passed one after the other: prompts as (tokens, offsets) instead of
+            a list of arrays, accepted tokens as one array instead of a row per sequence.
+        dtype: the integer type of token arrays.
+    """
 
     def __init__(self, config: Config, flat: bool = False, dtype: type = np.int32) -> None:
         self.config = config
@@ -73,10 +80,13 @@ class CoreLedger:
         items: list[tuple[int, tuple[int, ...], int]],
         valid: list[list[int]] | None = None,
     ) -> None:
-        width = max((len(tokens) for _, tokens, _ in items), default=0)
-        tokens = np.zeros((len(items), width), dtype=self.dtype)
-        for row, (_, given, _) in zip(tokens, items, strict=True):
-            row[: len(given)] = given
+        if self.flat:
+            tokens = np.array([t for _, given, _ in items for t in given], dtype=self.dtype)
+        else:
+            width = max((len(given) for _, given, _ in items), default=0)
+            tokens = np.zeros((len(items), width), dtype=self.dtype)
+            for row, (_, given, _) in zip(tokens, items, strict=True):
+                row[: len(given)] = given
         ends = None if valid is None else np.array(valid, dtype=np.int32)
         handles, counts = _i64([h for h, _, _ in items]), _i32([c for _, _, c in items])
         self.core.advance(step, handles, tokens, counts, ends)

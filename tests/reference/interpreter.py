@@ -36,7 +36,7 @@ class Comparison:
     Args:
         config: the arguments of both ledgers.
         validate_every: operations between two calls of `validate()` and `dump()`.
-        flat: whether prompts are passed as one flat array with offsets.
+        flat: whether tokens are passed in one array for all items.
         dtype: the integer type of token arrays.
 
     """

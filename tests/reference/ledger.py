@@ -42,7 +42,8 @@ class ReferenceLedger:
         self.open_steps: set[int] = set()
         self.tick = 0
         self.next_page = 0
-        self.claimed: set[int] = set()
+        self.claimed: set[int] = set()  # the `id()` of blocks, during `admit`
+        self.claims_broken = False
         self.counters: Counter[str] = Counter()
 
     # Steps and fences
@@ -117,6 +118,7 @@ class ReferenceLedger:
             leaves = [block for block in self.evictable() if not block.children]
             unclaimed = [block for block in leaves if id(block) not in self.claimed]
             victim = min(unclaimed or leaves, key=lambda block: block.last_use)
+            self.claims_broken |= not unclaimed and bool(self.claimed)
             self.tree.remove(victim)
             self._give_up(victim.pages, victim.stamp)
             self.counters["evicted_blocks"] += 1
@@ -134,19 +136,18 @@ class ReferenceLedger:
     ) -> tuple[int, list[int], list[int]]:
         """Return the number admitted, the handles or reasons, and the hits."""
         self._check_admit(step, items)
-        for item in items:
-            match = self._match(item.prompt, item.scope, item.draft_from)
-            hit = self._hit(item, match)
-            used = match.path[: cdiv(hit, self.config.tokens_per_block)]
-            self.claimed |= {id(block) for block in used}
+        matches = [self._match_item(item) for item in items]
+        self.claimed = {id(block) for match in matches for block in match.path}
+        self.claims_broken = False
         handles: list[int] = []
         hits: list[int] = []
-        for item in items:
+        for item, claimed in zip(items, matches, strict=True):
             if stop_at_first and handles and handles[-1] < 0:
                 handles.append(NOT_TRIED)
                 hits.append(0)
                 continue
-            handle, hit = self._admit_one(step, item)
+            match = self._match_item(item) if self.claims_broken else claimed
+            handle, hit = self._admit_one(step, item, match)
             handles.append(handle)
             hits.append(hit)
         self.claimed.clear()
@@ -164,7 +165,7 @@ class ReferenceLedger:
             require(item.draft_from >= -1, "draft_from")
             require(config.has_draft or item.draft_from == -1, "no draft here")
 
-    def _admit_one(self, step: int, item: Request) -> tuple[int, int]:
+    def _admit_one(self, step: int, item: Request, match: Match) -> tuple[int, int]:
         config, tpb = self.config, self.config.tokens_per_block
         free_rows = [r for r in range(config.max_sequences) if r not in self.sequences]
         if not free_rows:
@@ -176,8 +177,7 @@ class ReferenceLedger:
         if min(config.num_pages) - 1 < worst:
             self.counters["refused_never"] += 1
             return REFUSED_NEVER, 0
-        match = self._match(item.prompt, item.scope, item.draft_from)
-        hit = self._hit(item, match)
+        hit = match.usable
         plan = self._plan(item, match, hit)
         if not self._fits(plan) and hit % tpb != 0:
             plan = self._plan(item, match, hit - hit % tpb)
@@ -186,10 +186,14 @@ class ReferenceLedger:
             return REFUSED_NOW, 0
         return self._act(step, item, plan, free_rows[0]), plan.hit
 
-    def _hit(self, item: Request, match: Match) -> int:
-        """Return the tokens that need not run: the last one must."""
+    def _match_item(self, item: Request) -> Match:
+        """Match a prompt less its last token, which must run, and the blocks that this uses."""
+        tpb = self.config.tokens_per_block
+        match = self._match(item.prompt, item.scope, item.draft_from)
         hit = min(len(item.prompt) - 1, match.usable)
-        return hit if self.config.partial_reuse else hit - hit % self.config.tokens_per_block
+        if not self.config.partial_reuse:
+            hit -= hit % tpb
+        return Match(hit, match.path[: cdiv(hit, tpb)])
 
     def _plan(self, item: Request, match: Match, hit: int) -> Admission:
         tpb, extra = self.config.tokens_per_block, self.config.extra_tokens

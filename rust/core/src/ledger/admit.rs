@@ -157,12 +157,9 @@ impl Ledger {
         }
     }
 
-    /// Finds and claims the matches of all items, if there are several and one might evict.
+    /// Finds and claims the matches of all items, if one of them might evict.
     fn claim_all(&mut self, batch: &AdmitBatch<'_>) -> Option<Vec<Found>> {
         let n = batch.prompts.len();
-        if n < 2 {
-            return None;
-        }
         let tokens: u64 = batch.prompts.iter().map(|prompt| prompt.len() as u64).sum();
         let per_item = u64::from(
             self.config
@@ -177,14 +174,22 @@ impl Ledger {
         {
             return None;
         }
-        let found: Vec<Found> = (0..n)
-            .map(|at| self.match_item(&self.item(batch, at)))
-            .collect();
-        for (at, &match_) in found.iter().enumerate() {
+        let mut found = Vec::with_capacity(n);
+        for at in 0..n {
             let item = self.item(batch, at);
+            let match_ = self.match_item(&item);
             let demand = self.demand(&item, match_.usable);
-            self.tree
-                .claim(match_, demand.shared + u32::from(demand.source));
+            let end = demand.shared + u32::from(demand.source);
+            // Blocks past the hit are not claimed: the tail must be a node that is.
+            let tail = match end.checked_sub(1) {
+                Some(last) => self.tree.holder(match_.tail, last),
+                None => NodeId::NONE,
+            };
+            self.tree.claim(tail, end);
+            found.push(Found {
+                usable: demand.hit,
+                tail,
+            });
         }
         Some(found)
     }

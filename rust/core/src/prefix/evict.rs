@@ -5,13 +5,13 @@ use smallvec::SmallVec;
 use crate::blocks::Blocks;
 use crate::ids::{BlockId, NodeId, Token};
 use crate::pool::Pool;
-use crate::prefix::{Found, Tree};
+use crate::prefix::Tree;
 use crate::steps::Steps;
 
 impl Tree {
-    /// Marks the path of a match, up to block `end`, to be evicted only after everything else.
-    pub(crate) fn claim(&mut self, found: Found, end: u32) {
-        let path: SmallVec<[NodeId; 8]> = self.upwards(found.tail).collect();
+    /// Marks the path down to `tail`, up to block `end`, to be evicted only after everything else.
+    pub(crate) fn claim(&mut self, tail: NodeId, end: u32) {
+        let path: SmallVec<[NodeId; 8]> = self.upwards(tail).collect();
         for id in path {
             let node = self.node_mut(id);
             let blocks = node.end().min(end).saturating_sub(node.start);
