@@ -342,7 +342,7 @@ impl Driver {
             .grow(step, &handle, &width, stop_at_first, &mut ok)
         {
             Ok(count) => {
-                assert_eq!(ok.iter().filter(|&&ok| ok == 1).count(), count);
+                assert_eq!(ok.iter().map(|&ok| usize::from(ok)).sum::<usize>(), count);
                 if count == 0 {
                     Outcome::Unchanged
                 } else {
@@ -476,7 +476,7 @@ impl Driver {
             let owner = self
                 .open
                 .iter()
-                .find(|&&handle| (handle & 0xffff_ffff) == row as i64);
+                .find(|&&handle| handle & 0xffff_ffff == i64::try_from(row).unwrap());
             let (mut table, mut used) = (vec![9; classes * width], vec![0; classes]);
             match owner {
                 Some(&handle) => {
@@ -498,14 +498,14 @@ impl Driver {
         let dump = self.ledger.dump();
         let size = self.ledger.config().tokens_per_block;
         for (class, counts) in stats.classes.iter().enumerate() {
-            let states = [
+            let parts = [
                 counts.free,
                 counts.fenced,
                 counts.live,
                 counts.cached,
                 counts.reserved,
             ];
-            assert_eq!(states.iter().sum::<u32>(), counts.total);
+            assert_eq!(parts.iter().sum::<u32>(), counts.total);
             assert!(counts.evictable <= counts.cached);
             let mut owned: Vec<u32> = dump.free[class].clone();
             owned.extend(dump.fenced[class].iter().map(|&(page, _)| page));
