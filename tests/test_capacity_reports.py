@@ -8,12 +8,13 @@ tolerance is that of the print: memory is rounded to 0.01 GiB, tokens are the mi
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from tandemkv import ModelGeometry
+from tandemkv import ModelGeometry, SideBuffer
 
 DATA = Path(__file__).parent / "data"
 
@@ -28,17 +29,50 @@ def available_bytes(printed: str) -> int:
 
 
 def test_the_reports_in_scope_are_all_here() -> None:
-    assert set(REPORTS) == {3, 7, 23, 67, 71, 87, 89, 91}
+    assert set(REPORTS) == {3, 7, 23, 26, 34, 67, 69, 71, 77, 87, 89, 91}
+
+
+def read(report: dict[str, str]) -> ModelGeometry:
+    path = DATA / "configs" / f"{report['config_file']}.json"
+    return ModelGeometry.from_hf(path, kv_dtype=report["kv_dtype"])
+
+
+def vllm_padded_groups(geometry: ModelGeometry, tp_size: int) -> int:
+    """Return what vLLM charged per token of a model with windows, before it kept windows apart.
+
+    Layers of a kind were put into groups as large as the rarer kind, the last one padded: 52
+    windows and 10 full layers make 6 + 1 groups of 10, so 8 of 70 layers held nothing.
+    """
+    windows = sum(one.window is not None for one in geometry.layers)
+    full = geometry.num_layers - windows
+    size = min(windows, full)
+    groups = -(-windows // size) + -(-full // size)
+    (bytes_per_layer,) = {one.bytes_per_token(tp_size) for one in geometry.layers}
+    return groups * size * bytes_per_layer
+
+
+def packed_sparse_latent(geometry: ModelGeometry, tp_size: int) -> int:
+    """Return the bytes of the fp8 layout of FlashMLA, and no indexer.
+
+    656 bytes per layer: 512 elements in fp8 with 4 fp32 scales, and 64 rotary ones left in bf16.
+    The engine's print left the 132 bytes of the indexer out (sglang#11309: 65.49 GB in truth).
+    """
+    scales = SideBuffer(name="scales", bytes_per_token=4 * 4)
+    rotary = SideBuffer(name="rotary_bf16", bytes_per_token=64 * (2 - 1))
+    layers = [replace(one, side_buffers=(scales, rotary)) for one in geometry.layers]
+    return ModelGeometry(layers=layers).bytes_per_token(tp_size)
+
+
+# Reports whose engine keeps something else than each layer's own bytes, and how to count that.
+ENGINE_LAYOUTS = {34: vllm_padded_groups, 69: packed_sparse_latent}
 
 
 @pytest.mark.parametrize("report_id", sorted(REPORTS))
 def test_geometry_explains_what_the_engine_printed(report_id: int) -> None:
     report = REPORTS[report_id]
-    geometry = ModelGeometry.from_hf(
-        DATA / "configs" / f"{report['config_file']}.json", kv_dtype=report["kv_dtype"]
-    )
+    count = ENGINE_LAYOUTS.get(report_id, ModelGeometry.bytes_per_token)
 
-    bytes_per_token = geometry.bytes_per_token(tp_size=int(report["tp"]))
+    bytes_per_token = count(read(report), int(report["tp"]))
     assert bytes_per_token == int(report["expected_bytes_per_token"])
 
     tokens = available_bytes(report["available"]) // bytes_per_token
@@ -59,3 +93,25 @@ def test_an_fp8_cache_costs_half_of_the_bf16_cache_of_the_same_model() -> None:
     path = DATA / "configs" / f"{REPORTS[91]['config_file']}.json"
     fp8 = ModelGeometry.from_hf(path, kv_dtype="fp8").bytes_per_token()
     assert 2 * fp8 == ModelGeometry.from_hf(path, kv_dtype="bf16").bytes_per_token() == 147_456
+
+
+def test_the_indexer_is_the_gap_between_the_print_and_the_truth() -> None:
+    """sglang#11309: 54.52 reported and 65.49 GB kept, which is 656 and 788 bytes per layer."""
+    geometry = read(REPORTS[69])
+    (indexer,) = {one.side_buffers[0].bytes_per_token for one in geometry.layers}
+    packed = packed_sparse_latent(geometry, 8)
+    assert Fraction(packed + 61 * indexer, packed) == Fraction(788, 656)
+    assert abs(Fraction("65.49") / Fraction("54.52") - Fraction(788, 656)) < Fraction(1, 10_000)
+
+
+def test_the_states_of_report_77() -> None:
+    """Its engine printed 0.63 GB of states for 8 slots on each of 2 ranks, at fp32.
+
+    One slot more holds the padding of its graphs; the convolutions were printed apart.
+    """
+    report = REPORTS[77]
+    path = DATA / "configs" / f"{report['config_file']}.json"
+    geometry = ModelGeometry.from_hf(path, kv_dtype="fp8", state_dtype="fp32")
+    convolutions = 48 * (48 * 128 + 2 * 16 * 128) * 3 * 2 // 2
+    matrices = geometry.state_bytes(tp_size=2) - convolutions
+    assert round(9 * matrices / 2**30, 2) == 0.63

@@ -21,11 +21,13 @@ from geometry_cases import (
     layer,
     read,
 )
+from geometry_cases_mixed import INLINE_MIXED, MIXED
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tandemkv as tkv
 from tandemkv.geometry import supported_model_types
+from tandemkv.geometry.families import WRAPPERS
 
 # --- the bundled configs ------------------------------------------------------------------------
 
@@ -85,7 +87,7 @@ def test_every_bundled_config_has_a_case_a_source_and_a_free_licence() -> None:
     manifest = json.loads((CONFIGS / "MANIFEST.json").read_text(encoding="utf-8"))
     files = {path.name for path in CONFIGS.glob("*.json")} - {"MANIFEST.json"}
     assert files == {entry["file"] for entry in manifest}
-    assert files == READ.keys() | READ_WITH_DTYPE.keys() | REFUSED.keys()
+    assert files == READ.keys() | READ_WITH_DTYPE.keys() | MIXED.keys() | REFUSED.keys()
     for entry in manifest:
         assert entry["source"]
         assert entry["licence"] in {"Apache-2.0", "MIT"}
@@ -98,9 +100,9 @@ def test_every_bundled_config_has_a_case_a_source_and_a_free_licence() -> None:
 
 def test_every_model_type_that_can_be_read_is_read_by_a_test() -> None:
     read_here = {expected.model_type for expected in (READ | READ_WITH_DTYPE).values()}
-    wrappers = {"kimi_k25", "llava", "llava_next", "mistral3", "qwen2_audio"}
-    wrappers |= {"qwen3_vl", "qwen3_vl_moe"}
-    assert read_here | INLINE.keys() | wrappers == set(supported_model_types())
+    read_here |= {expected.model_type for expected in MIXED.values()}
+    read_here |= {expected.model_type for _, expected in INLINE_MIXED.values()}
+    assert read_here | INLINE.keys() | WRAPPERS.keys() == set(supported_model_types())
 
 
 @pytest.mark.parametrize("model_type", INLINE)
@@ -114,12 +116,9 @@ def test_model_type_without_a_bundled_file(model_type: str) -> None:
 @pytest.mark.parametrize(
     ("wrapper", "inner"),
     [
-        ("llava", "llama"),
-        ("llava_next", "llama"),
-        ("mistral3", "mistral"),
-        ("qwen2_audio", "qwen2"),
-        ("qwen2_vl", "qwen2_vl_text"),
-        ("qwen2_5_vl", "qwen2_5_vl_text"),
+        (wrapper, {"mistral3": "mistral", "qwen2_vl": "qwen2_vl_text"}.get(wrapper, "llama"))
+        for wrapper, path in WRAPPERS.items()
+        if path == ("text_config",)
     ],
 )
 def test_language_model_inside_a_wrapper(wrapper: str, inner: str) -> None:
@@ -155,40 +154,32 @@ def test_unsupported_type_is_one_error_that_helps(model_type: str) -> None:
 
 def test_the_layers_by_hand_of_the_message_are_accepted_as_printed() -> None:
     with pytest.raises(tkv.UnsupportedModelError) as error:
-        read(model_type="gemma2")
+        read(model_type="rwkv")
     expression = str(error.value).partition("describe the layers by hand: ")[2]
     geometry = eval(expression, {"ModelGeometry": tkv.ModelGeometry, "Layer": tkv.Layer})
     assert geometry.bytes_per_token() == 32 * 2 * 8 * 128 * 2
 
 
 def test_unknown_type_inside_a_known_wrapper_and_the_reverse() -> None:
-    with pytest.raises(tkv.UnsupportedModelError, match=r"text_config\.model_type is 'gemma2'"):
-        read(model_type="llava", text_config={"model_type": "gemma2"})
-    with pytest.raises(tkv.UnsupportedModelError, match="model_type is 'mllama'"):
-        read(model_type="mllama", text_config=LLAMA)
+    with pytest.raises(tkv.UnsupportedModelError, match=r"text_config\.model_type is 'rwkv'"):
+        read(model_type="llava", text_config={"model_type": "rwkv"})
+    with pytest.raises(tkv.UnsupportedModelError, match="model_type is 'fuyu'"):
+        read(model_type="fuyu", text_config=LLAMA)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "changes"),
-    [
-        ("llama", {"sliding_window": 512}),
-        ("llama", {"sliding_window": 512, "max_position_embeddings": ...}),
-        ("llama", {"sliding_window": 8191}),
-        ("mistral", {"sliding_window": 4096}),
-        ("mistral", {}),  # absent: its class has a window of 4,096
-        ("mixtral", {"sliding_window": 4096}),
-        ("phi3", {"sliding_window": 2047, "max_position_embeddings": 4096}),
-        ("qwen2", {"sliding_window": 4096, "use_sliding_window": True}),
-        ("qwen2", {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 31}),
-        ("qwen2_moe", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 32}),
-        ("qwen3_moe", {"sliding_window": 99, "use_sliding_window": True, "head_dim": 128}),
-    ],
-)
-def test_active_window_is_never_priced_as_full(model_type: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(tkv.UnsupportedModelError, match="window") as error:
-        read(model_type=model_type, **changes)
+@pytest.mark.parametrize("model_type", ["granite", "olmo2", "stablelm", "phi", "cohere"])
+def test_window_of_a_class_without_one_is_never_priced_as_full(model_type: str) -> None:
+    with pytest.raises(tkv.UnsupportedModelError, match="a window of 512 tokens") as error:
+        read(model_type=model_type, sliding_window=512)
     assert error.value.field == "sliding_window"
-    assert error.value.model_type == model_type
+    assert read(model_type=model_type, sliding_window=512, use_sliding_window=False).num_layers
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_listed_windows_of_unknown_size_are_refused(model_type: str) -> None:
+    changes = {"layer_types": ["sliding_attention"] * 32, "use_sliding_window": True}
+    with pytest.raises(tkv.GeometryError, match="sliding_window is missing"):
+        read(model_type=model_type, **changes)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +204,6 @@ def test_window_that_never_drops_a_token_is_full(model_type: str, changes: dict[
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("layer_types", ["full_attention", "sliding_attention"] * 16),
         ("layer_types", ["linear_attention"] * 32),
         ("attention_chunk_size", 8192),
         ("block_configs", [{"attention": {"no_op": True}}]),
@@ -224,6 +214,7 @@ def test_window_that_never_drops_a_token_is_full(model_type: str, changes: dict[
         ("is_encoder_decoder", True),
         ("num_kv_shared_layers", 15),
         ("use_cla", True),
+        ("use_bidirectional_attention", True),
     ],
 )
 def test_field_that_changes_what_layers_keep_is_refused(field: str, value: object) -> None:
@@ -395,12 +386,16 @@ _JSON = (
     )
 )
 _FIELDS = sorted(
-    {field for name in READ for field in json.loads((CONFIGS / name).read_text(encoding="utf-8"))}
+    {
+        field
+        for name in READ | MIXED
+        for field in json.loads((CONFIGS / name).read_text(encoding="utf-8"))
+    }
 )
 
 
 @given(
-    name=st.sampled_from(sorted(READ)),
+    name=st.sampled_from(sorted(READ | MIXED)),
     changes=st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=3),
 )
 def test_any_value_in_any_field_is_read_or_refused_by_the_one_error(

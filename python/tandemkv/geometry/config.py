@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandemkv.errors import GeometryError, UnsupportedModelError
+from tandemkv.geometry.buffers import StateDtype
 from tandemkv.geometry.checks import check_size, show
+from tandemkv.geometry.dtypes import config_model_dtype, parse_state_dtype
 from tandemkv.geometry.layers import KvDtype
 
 BY_HAND = (
@@ -30,6 +32,8 @@ class ConfigView:
         prefix: where it sits in the file: empty, or `text_config.`.
         model_type: its `model_type`.
         kv_dtype: the resolved dtype of the KV.
+        levels: (prefix, object) from this one to the outermost, where its dtype may be.
+        state_dtype: the caller's dtype for recurrent states, or None.
         num_layers: an explicit layer count that replaces the config's, or None.
     """
 
@@ -38,6 +42,8 @@ class ConfigView:
     prefix: str
     model_type: str
     kv_dtype: KvDtype
+    levels: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    state_dtype: StateDtype | None = None
     num_layers: int | None = None
 
     def nested(self, field: str, data: Mapping[str, Any]) -> ConfigView:
@@ -57,8 +63,7 @@ class ConfigView:
         """Return the error for a field that asks for KV which cannot be priced."""
         return UnsupportedModelError(
             f"{self._found(field)}; not supported for model_type {self.model_type!r}: {what}; "
-            "supported: full attention and latent attention over all tokens; to reserve that for "
-            f"every layer on purpose, {BY_HAND}",
+            f"for layers as you know them, {BY_HAND}",
             source=self.source,
             field=self.prefix + field,
             value=self.data.get(field),
@@ -108,6 +113,79 @@ class ConfigView:
         if not isinstance(value, bool):
             raise self.error(field, "true or false is needed")
         return value
+
+    def switch(self, *fields: str, default: int) -> int:
+        """Return a number >= 0 that chooses a pattern; `default` is the class default.
+
+        Raises:
+            GeometryError: not an integer >= 0.
+        """
+        for field in fields:
+            value = self.data.get(field)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise self.error(field, "an integer >= 0 is needed")
+            return value
+        return default
+
+    def items(self, field: str, kind: type) -> list[Any] | None:
+        """Return a list of strings or numbers, or None where it is absent.
+
+        Raises:
+            GeometryError: not a list, or an entry of another type.
+        """
+        values = self.data.get(field)
+        if values is None:
+            return None
+        # bool is an int in Python, but a list of layer numbers has none.
+        if not isinstance(values, list | tuple) or not all(type(one) is kind for one in values):
+            name = {str: "strings", int: "integers", dict: "objects"}[kind]
+            raise self.error(field, f"a list of {name} is needed")
+        return list(values)
+
+    def object(self, field: str) -> ConfigView:
+        """Return a view of an object inside this one.
+
+        Raises:
+            GeometryError: missing, or not an object.
+        """
+        value = self.data.get(field)
+        if not isinstance(value, Mapping):
+            raise self.error(field, "an object is needed")
+        return self.nested(field, value)
+
+    def convolution_dtype(self) -> StateDtype:
+        """Return the dtype of the inputs that a convolution keeps: the model's own.
+
+        Raises:
+            GeometryError: the config names none, and the caller gave no `state_dtype`.
+        """
+        dtype = config_model_dtype(self.source, self.levels) or self.state_dtype
+        if dtype is None:
+            raise GeometryError(
+                f"{self.source}: torch_dtype is missing, so the dtype of the state is not known; "
+                "pass state_dtype",
+                source=self.source,
+                field="torch_dtype",
+            )
+        return dtype
+
+    def recurrent_dtype(self) -> StateDtype:
+        """Return the dtype of recurrent states.
+
+        It is the caller's, else `mamba_ssm_cache_dtype`, else the model's own, as the engines keep
+        them; `mamba_ssm_dtype`, in which a model was trained to compute them, says nothing of that.
+
+        Raises:
+            GeometryError: an unknown dtype, or none at all.
+        """
+        if self.state_dtype is not None:
+            return self.state_dtype
+        declared = self.data.get("mamba_ssm_cache_dtype")
+        if declared is not None and declared != "auto":
+            return parse_state_dtype(declared, self.source, f"{self.prefix}mamba_ssm_cache_dtype")
+        return self.convolution_dtype()
 
     def layer_count(self, *fields: str) -> int:
         """Return the explicit layer count, else the config's; there is no default.

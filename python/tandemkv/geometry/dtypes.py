@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from tandemkv.errors import GeometryError
+from tandemkv.geometry.buffers import STATE_DTYPES, StateDtype
 from tandemkv.geometry.checks import show
 from tandemkv.geometry.layers import KV_DTYPES, KvDtype
 
@@ -53,7 +54,30 @@ def parse_kv_dtype(value: str) -> KvDtype:
     )
 
 
-def config_kv_dtype(source: str, levels: list[tuple[str, Mapping[str, Any]]]) -> KvDtype:
+def parse_state_dtype(value: object, source: str, field: str) -> StateDtype:
+    """Return the dtype of a recurrent state of a name such as `fp32` or `float32`.
+
+    Args:
+        value: the name.
+        source: the file or function, for messages.
+        field: the field or argument.
+
+    Raises:
+        GeometryError: an unknown name, or a dtype that no state is kept in.
+    """
+    name = value.removeprefix("torch.") if isinstance(value, str) else ""
+    dtype = _ALIASES.get(name, name)
+    if dtype in STATE_DTYPES:
+        return cast(StateDtype, dtype)
+    raise GeometryError(
+        f"{source}: {field} is {show(value)}; supported: {', '.join(STATE_DTYPES)}",
+        source=source,
+        field=field,
+        value=value,
+    )
+
+
+def config_kv_dtype(source: str, levels: Sequence[tuple[str, Mapping[str, Any]]]) -> KvDtype:
     """Return the KV dtype that a config declares: its KV algorithm, else its model dtype.
 
     Args:
@@ -66,6 +90,28 @@ def config_kv_dtype(source: str, levels: list[tuple[str, Mapping[str, Any]]]) ->
     declared = [entry for prefix, data in levels for entry in _kv_algorithms(source, prefix, data)]
     if declared:
         return _agreed(source, declared)
+    dtype = config_model_dtype(source, levels)
+    if dtype is not None:
+        return dtype
+    raise GeometryError(
+        f"{source}: torch_dtype is missing, so the KV dtype is not known; pass kv_dtype",
+        source=source,
+        field="torch_dtype",
+    )
+
+
+def config_model_dtype(
+    source: str, levels: Sequence[tuple[str, Mapping[str, Any]]]
+) -> StateDtype | None:
+    """Return the dtype that a config says its model computes in, or None where it says none.
+
+    Args:
+        source: the file, for messages.
+        levels: (prefix, object) from the innermost (`text_config.`) to the outermost.
+
+    Raises:
+        GeometryError: an unknown dtype, or two that contradict each other.
+    """
     # The language model's own dtype wins over the wrapper's: only it keeps KV.
     for prefix, data in levels:
         found = [
@@ -74,12 +120,8 @@ def config_kv_dtype(source: str, levels: list[tuple[str, Mapping[str, Any]]]) ->
             if data.get(field) is not None
         ]
         if found:
-            return _agreed(source, found)
-    raise GeometryError(
-        f"{source}: torch_dtype is missing, so the KV dtype is not known; pass kv_dtype",
-        source=source,
-        field="torch_dtype",
-    )
+            return cast(StateDtype, _agreed(source, found))
+    return None
 
 
 def _agreed(source: str, found: list[tuple[str, KvDtype]]) -> KvDtype:

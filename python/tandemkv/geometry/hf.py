@@ -11,15 +11,11 @@ from typing import Any
 
 from tandemkv.errors import GeometryError, UnsupportedModelError
 from tandemkv.geometry.checks import check_choice, check_size, show
-from tandemkv.geometry.config import MAX_LAYERS, ConfigView
-from tandemkv.geometry.dtypes import config_kv_dtype, parse_kv_dtype
+from tandemkv.geometry.config import BY_HAND, MAX_LAYERS, ConfigView
+from tandemkv.geometry.dtypes import config_kv_dtype, parse_kv_dtype, parse_state_dtype
 from tandemkv.geometry.families import WRAPPERS, Family, find_family, supported_model_types
-from tandemkv.geometry.families.common import POSITIONS, refuse_other_kv
+from tandemkv.geometry.families.common import MTP_LAYERS, POSITIONS, refuse_other_kv
 from tandemkv.geometry.layers import ROLES, Layer, ModelGeometry, Role
-
-# Draft models that write a block of tokens at once: their layers read the target's features, and
-# their modes are not planned yet.
-_BLOCK_DRAFTERS = ("DFlash", "DSpark")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +32,7 @@ def read_geometry(
     source: str | PathLike[str] | Mapping[str, Any],
     *,
     kv_dtype: str | None = None,
+    state_dtype: str | None = None,
     role: Role = "target",
     num_layers: int | None = None,
     mtp: bool = False,
@@ -45,6 +42,7 @@ def read_geometry(
     Args:
         source: a file, a directory that contains `config.json`, or the object itself.
         kv_dtype: dtype of the KV, or None for what the config says.
+        state_dtype: dtype of recurrent states, or None for what the config says.
         role: `target` or `draft`.
         num_layers: an explicit number of layers, or None for what the config says.
         mtp: whether the multi-token-prediction module is asked for, and nothing else will do.
@@ -57,6 +55,9 @@ def read_geometry(
             value=num_layers,
         )
     explicit_dtype = None if kv_dtype is None else parse_kv_dtype(kv_dtype)
+    explicit_state = None
+    if state_dtype is not None:
+        explicit_state = parse_state_dtype(state_dtype, "from_hf", "state_dtype")
     loaded = _load(source)
     prefix, data = _language_model(loaded)
     model_type = _model_type(loaded.source, prefix, data)
@@ -64,17 +65,18 @@ def read_geometry(
     levels = [(prefix, data)]
     if prefix:
         levels.append(("", loaded.data))
-    if explicit_dtype is None:
-        levels.append(("hf_quant_config.json: ", loaded.quantization))
+    quantised = [*levels, ("hf_quant_config.json: ", loaded.quantization)]
     config = ConfigView(
         data=data,
         source=loaded.source,
         prefix=prefix,
         model_type=model_type,
-        kv_dtype=explicit_dtype or config_kv_dtype(loaded.source, levels),
+        kv_dtype=explicit_dtype or config_kv_dtype(loaded.source, quantised),
+        levels=tuple(levels),
+        state_dtype=explicit_state,
         num_layers=num_layers,
     )
-    refuse_other_kv(config)
+    refuse_other_kv(config, family.reads)
     architectures = _architectures(loaded)
     return ModelGeometry(
         layers=_layers(config, family, role, mtp=mtp, architectures=architectures),
@@ -99,12 +101,13 @@ def _layers(
                 model_type=config.model_type,
                 supported=supported_model_types(),
             )
-        # Read even where num_layers replaces it: a model without the module has no such layers.
-        config.size("num_nextn_predict_layers")
+        # A count of 0 says that there is no module, whatever num_layers asks for.
+        if config.num_layers is None or any(field in config.data for field in MTP_LAYERS):
+            config.size(*MTP_LAYERS)
         return family.mtp_layers(config)
     # An EAGLE head is often written from its target's config and may carry this field too.
     is_eagle = any("eagle" in name.lower() for name in architectures)
-    has_module = bool(config.data.get("num_nextn_predict_layers"))
+    has_module = any(config.data.get(field) for field in MTP_LAYERS)
     if role == "draft" and family.mtp_layers is not None and has_module and not is_eagle:
         return family.mtp_layers(config)
     return family.layers(config)
@@ -149,18 +152,22 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 def _language_model(loaded: _Loaded) -> tuple[str, Mapping[str, Any]]:
     """Return the object that describes the language model, and its prefix in the file."""
-    nested = loaded.data.get("text_config")
-    model_type = _model_type(loaded.source, "", loaded.data)
-    if nested is None or model_type not in WRAPPERS:
-        return "", loaded.data
-    if not isinstance(nested, Mapping):
-        raise GeometryError(
-            f"{loaded.source}: text_config is {show(nested)}; an object is needed",
-            source=loaded.source,
-            field="text_config",
-            value=nested,
-        )
-    return "text_config.", nested
+    path = WRAPPERS.get(_model_type(loaded.source, "", loaded.data), ())
+    data, prefix = loaded.data, ""
+    # A wrapper that is also a family may have the fields of its language model on the outside.
+    if not path or path[0] not in data:
+        return prefix, data
+    for field in path:
+        nested = data.get(field)
+        if not isinstance(nested, Mapping):
+            raise GeometryError(
+                f"{loaded.source}: {prefix}{field} is {show(nested)}; an object is needed",
+                source=loaded.source,
+                field=f"{prefix}{field}",
+                value=nested,
+            )
+        data, prefix = nested, f"{prefix}{field}."
+    return prefix, data
 
 
 def _model_type(source: str, prefix: str, data: Mapping[str, Any]) -> str:
@@ -170,7 +177,7 @@ def _model_type(source: str, prefix: str, data: Mapping[str, Any]) -> str:
     found = f"is {show(model_type)}" if "model_type" in data else "is missing"
     raise UnsupportedModelError(
         f"{source}: {prefix}model_type {found}, so this is no config that can be read; "
-        f"supported: {', '.join(supported_model_types())}",
+        f"supported: {', '.join(supported_model_types())}; for any other model, {BY_HAND}",
         source=source,
         field=f"{prefix}model_type",
         value=model_type,
@@ -187,18 +194,6 @@ def _architectures(loaded: _Loaded) -> tuple[str, ...]:
             field="architectures",
             value=names,
         )
-    for name in names:
-        if any(drafter in name for drafter in _BLOCK_DRAFTERS):
-            raise UnsupportedModelError(
-                f"{loaded.source}: architectures has {show(name)}: "
-                "block drafters are not supported; supported drafts: EAGLE heads, "
-                "multi-token-prediction modules and plain decoders",
-                source=loaded.source,
-                field="architectures",
-                value=name,
-                model_type=str(loaded.data.get("model_type")),
-                supported=supported_model_types(),
-            )
     return tuple(names)
 
 

@@ -388,6 +388,7 @@ class ModelGeometry:
         kv_dtype: str | None = None,
         role: Role = "target",
         num_layers: int | None = None,
+        state_dtype: str | None = None,
     ) -> ModelGeometry:
         """Read the `config.json` of a Hugging Face model.
 
@@ -402,6 +403,9 @@ class ModelGeometry:
             role: `target` or `draft`.
             num_layers: an explicit number of layers instead of the config's. It counts layers,
                 never draft tokens: a one-layer head drafting four tokens has one layer.
+            state_dtype: dtype of recurrent states (`bf16`, `fp16`, `fp32`, `fp8`); None takes
+                `mamba_ssm_cache_dtype`, else the model's dtype, as the engines do. What a
+                convolution keeps has the model's dtype, the state of Kimi Delta Attention fp32.
 
         Raises:
             UnsupportedModelError: the model type, or a feature of it, is not supported.
@@ -409,7 +413,9 @@ class ModelGeometry:
         """
         from tandemkv.geometry.hf import read_geometry  # noqa: PLC0415 (it imports this module)
 
-        return read_geometry(source, kv_dtype=kv_dtype, role=role, num_layers=num_layers)
+        return read_geometry(
+            source, kv_dtype=kv_dtype, state_dtype=state_dtype, role=role, num_layers=num_layers
+        )
 
     @classmethod
     def mtp_from_hf(

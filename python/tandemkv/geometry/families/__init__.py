@@ -6,7 +6,19 @@ import its module here. `docs/models.md` says what a reviewer looks for.
 
 from __future__ import annotations
 
-from tandemkv.geometry.families import deepseek, dense, glm, gpt, qwen
+from tandemkv.geometry.families import (
+    deepseek,
+    dense,
+    encoder_decoder,
+    gemma,
+    glm,
+    gpt,
+    hybrid,
+    linear,
+    qwen,
+    shapes,
+    windows,
+)
 from tandemkv.geometry.families.registry import (
     WRAPPERS,
     Family,
@@ -20,10 +32,16 @@ __all__ = [
     "Family",
     "deepseek",
     "dense",
+    "encoder_decoder",
     "find_family",
+    "gemma",
     "glm",
     "gpt",
+    "hybrid",
+    "linear",
     "qwen",
+    "shapes",
     "supported_families",
     "supported_model_types",
+    "windows",
 ]

@@ -6,9 +6,9 @@ from tandemkv.geometry.config import ConfigView
 from tandemkv.geometry.families.common import (
     HEADS,
     HIDDEN,
+    MTP_LAYERS,
     attention_layers,
     grouped_query,
-    refuse_window,
 )
 from tandemkv.geometry.families.registry import family
 from tandemkv.geometry.layers import Layer
@@ -28,21 +28,19 @@ def chatglm(config: ConfigView) -> tuple[Layer, ...]:
     return attention_layers(config, num_kv_heads, head_dim)
 
 
-@family("GLM-4", "glm", "glm4")
+@family("GLM-4", "glm", "glm4", "glm4v_text")
 def glm4(config: ConfigView) -> tuple[Layer, ...]:
     """Read GLM-4, whose class default is heads of 128 elements."""
-    refuse_window(config)
     return grouped_query(config, head_dim_required=True)
 
 
 def _mtp(config: ConfigView) -> tuple[Layer, ...]:
     # Its module is one more decoder layer of the same attention.
-    count = config.layer_count("num_nextn_predict_layers")
+    count = config.layer_count(*MTP_LAYERS)
     return grouped_query(config, head_dim_required=True, count=count)
 
 
-@family("GLM-4.5", "glm4_moe", mtp_layers=_mtp)
+@family("GLM-4.5", "glm4_moe", "glm4v_moe_text", mtp_layers=_mtp)
 def glm4_moe(config: ConfigView) -> tuple[Layer, ...]:
     """Read GLM-4.5; 96 heads of 128 elements do not divide its hidden size of 4,096."""
-    refuse_window(config)
     return grouped_query(config, head_dim_required=True)

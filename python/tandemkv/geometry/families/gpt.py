@@ -14,9 +14,9 @@ def _head_dim(config: ConfigView, num_heads: int) -> int:
     return config.split_evenly(config.size(*HIDDEN), num_heads, hidden)
 
 
-@family("GPT-2 and GPT-J", "gpt2", "gptj")
+@family("GPT-2, GPT-J, GPT-NeoX and BLOOM", "gpt2", "gptj", "gpt_neox", "bloom")
 def gpt2(config: ConfigView) -> tuple[Layer, ...]:
-    """Read GPT-2 and GPT-J, which keep every head."""
+    """Read GPT-2 and its relatives, which keep every head."""
     num_heads = config.size(*HEADS)
     return attention_layers(config, num_heads, _head_dim(config, num_heads))
 
