@@ -280,14 +280,14 @@ _MIMO_V2 = {
     "head_dim": 192,
     "v_head_dim": 128,
     "swa_num_key_value_heads": 4,
-    "swa_head_dim": 192,
-    "swa_v_head_dim": 128,
+    "swa_head_dim": 160,
+    "swa_v_head_dim": 96,
     "sliding_window_size": 128,
     "max_position_embeddings": 4096,
 }
 _MIMO_V2_LAYERS = {
     "F": heads(2, 192, v_head_dim=128),
-    "S": heads(4, 192, v_head_dim=128, window=129),
+    "S": heads(4, 160, v_head_dim=96, window=129),
 }
 _MINIMAX = {**_BASE, "attn_type_list": [0, 0, 1, 0, 0, 1]}
 _READS_BEFORE = {str(index): tkv.Layer(kind="none", reads_layer=index) for index in range(6)}
@@ -327,7 +327,7 @@ INLINE_MIXED: dict[str, tuple[dict[str, Any], Mixed]] = {
         ("glm4_moe_lite", _MLA_BASE, "LLLLLL", {"L": _LATENT}, 6 * 1152),
         (
             "longcat_flash",
-            {**_MLA_BASE, "num_hidden_layers": None, "num_layers": 6},
+            {**_MLA_BASE, "num_hidden_layers": 12, "num_layers": 6},
             "LLLLLL",
             {"L": replace(_LATENT, beside=(_LATENT,))},
             12 * 1152,

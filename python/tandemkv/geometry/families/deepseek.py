@@ -37,11 +37,12 @@ def deepseek_v3(config: ConfigView) -> tuple[Layer, ...]:
 
 @family("LongCat Flash", "longcat_flash")
 def longcat_flash(config: ConfigView) -> tuple[Layer, ...]:
-    """Read LongCat Flash, whose layers have two latent attentions each, both with KV."""
+    """Read LongCat Flash, whose layers have two latent attentions each, both with KV.
+
+    `num_layers` counts layers; `num_hidden_layers`, where it is there, counts attentions.
+    """
     layer = latent_layer(config)
-    return (replace(layer, beside=(layer,)),) * config.layer_count(
-        "num_layers", "num_hidden_layers"
-    )
+    return (replace(layer, beside=(layer,)),) * config.layer_count("num_layers")
 
 
 # Elements that share one fp32 scale in the cache of an indexer's fp8 keys.

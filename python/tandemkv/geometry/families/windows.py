@@ -116,17 +116,22 @@ def _mimo_v2_mtp(config: ConfigView) -> tuple[Layer, ...]:
     return (replace(layer, window=_mimo_v2_window(config)),) * config.layer_count(*MTP_LAYERS)
 
 
-def _mimo_v2_layer(config: ConfigView, prefix: str) -> Layer:
-    """Return the layer whose fields begin with `prefix`, or with nothing where there is none."""
+def _mimo_v2_layer(config: ConfigView, prefix: str = "") -> Layer:
+    """Return the layer whose fields begin with `prefix`, or with nothing where there is none.
 
-    def size(field: str) -> int:
+    Without `swa_num_key_value_heads` the class has twice the KV heads in layers with a window.
+    """
+
+    def size(field: str, factor: int = 1) -> int:
         prefixed = prefix + field
-        return config.size(prefixed if config.data.get(prefixed) is not None else field)
+        if config.data.get(prefixed) is not None:
+            return config.size(prefixed)
+        return config.size(field) * factor
 
     return Layer(
         kind="attention",
         kv_dtype=config.kv_dtype,
-        num_kv_heads=size("num_key_value_heads"),
+        num_kv_heads=size("num_key_value_heads", 2 if prefix else 1),
         head_dim=size("head_dim"),
         v_head_dim=size("v_head_dim"),
     )
@@ -153,6 +158,6 @@ def mimo_v2(config: ConfigView) -> tuple[Layer, ...]:
             raise config.error("hybrid_layer_pattern", "an entry per layer is needed")
         rule = lambda index: SLIDING if pattern[index] else FULL  # noqa: E731
     kinds = layer_kinds(config, (FULL, SLIDING), rule)
-    full = _mimo_v2_layer(config, "")
+    full = _mimo_v2_layer(config)
     sliding = replace(_mimo_v2_layer(config, "swa_"), window=_mimo_v2_window(config))
     return tuple(sliding if kind == SLIDING else full for kind in kinds)
