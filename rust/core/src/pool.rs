@@ -73,10 +73,10 @@ impl Pool {
         }
     }
 
-    /// Takes back a page whose fence has passed.
+    /// Takes back pages whose fence has passed.
     #[inline]
-    pub(crate) fn give_back_free(&mut self, page: PageIndex) {
-        self.free.push(page);
+    pub(crate) fn give_back_free(&mut self, pages: impl DoubleEndedIterator<Item = PageIndex>) {
+        self.free.extend(pages.rev());
     }
 
     /// Frees the pages whose fence has passed.

@@ -218,18 +218,10 @@ impl Tree {
 
     fn drop_partial(&mut self, id: NodeId, blocks: &mut Blocks, pools: &mut [Pool], steps: &Steps) {
         let place = self.place_of(self.node(id).parent, id, blocks);
-        let classes = self.classes;
         self.leave_inactive(id, steps);
         self.cached -= 1;
-        let passed = steps.passed(self.node(id).stamp);
-        let block = self.node_mut(id).pop(classes, |class, page| {
-            if passed {
-                pools[class].give_back_free(page);
-            } else {
-                pools[class].give_back(std::iter::once(page), steps.stamp(), steps);
-            }
-        });
-        blocks.give_back(std::iter::once(block));
+        let fence = (!steps.passed(self.node(id).stamp)).then_some(steps);
+        self.give_back_tail(id, 0, fence, blocks, pools);
         self.remove(id, place);
     }
 

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
-use crate::ids::{BlockId, NodeId, Token};
+use crate::ids::{NodeId, Token};
 use crate::pool::Pool;
 use crate::prefix::Tree;
 use crate::steps::Steps;
@@ -87,19 +87,15 @@ impl Tree {
 
     /// Evicts the last `taken` blocks of a leaf.
     fn evict_tail(&mut self, id: NodeId, taken: u32, blocks: &mut Blocks, pools: &mut [Pool]) {
-        let (classes, lookahead) = (self.classes, self.lookahead);
+        let lookahead = self.lookahead;
         let node = self.node(id);
         let kept = node.len() - taken;
         let key = (node.last_use, id);
         // What was evicted first is looked at before its record can be reused.
         let place = (kept == 0).then(|| self.place_of(node.parent, id, blocks));
         let tip = node.copy_text(blocks, kept as usize * blocks.tokens_per_block(), lookahead);
+        self.give_back_tail(id, kept, None, blocks, pools);
         let node = self.node_mut(id);
-        let mut gone: SmallVec<[BlockId; 64]> = SmallVec::new();
-        for _ in 0..taken {
-            gone.push(node.pop(classes, |class, page| pools[class].give_back_free(page)));
-        }
-        blocks.give_back(gone.into_iter().rev());
         if let Some(place) = place {
             self.leaves.remove(&key);
             self.claimed_leaves.remove(&key);
@@ -112,5 +108,29 @@ impl Tree {
             self.leaves.remove(&key);
             self.claimed_leaves.insert(key);
         }
+    }
+
+    /// Gives back the records and pages of a node from block `kept` on: free at once, or fenced until no
+    /// step up to the stamp is open.
+    pub(crate) fn give_back_tail(
+        &mut self,
+        id: NodeId,
+        kept: u32,
+        fence: Option<&Steps>,
+        blocks: &mut Blocks,
+        pools: &mut [Pool],
+    ) {
+        let classes = self.classes;
+        let node = self.node(id);
+        blocks.give_back(node.blocks()[kept as usize..].iter().copied());
+        let pages = &node.pages(classes)[kept as usize * classes..];
+        for (class, pool) in pools.iter_mut().enumerate() {
+            let pages = pages.chunks_exact(classes).map(|pages| pages[class]);
+            match fence {
+                Some(steps) => pool.give_back(pages, steps.stamp(), steps),
+                None => pool.give_back_free(pages),
+            }
+        }
+        self.node_mut(id).truncate(kept, classes);
     }
 }

@@ -128,23 +128,12 @@ impl Node {
         }
     }
 
-    /// Removes the last block; its pages go to `page(class, page)`.
-    pub(crate) fn pop(
-        &mut self,
-        classes: usize,
-        mut page: impl FnMut(usize, PageIndex),
-    ) -> BlockId {
-        let block = self.blocks[self.head as usize..]
-            .last()
-            .copied()
-            .expect("a run with a block");
-        self.blocks.pop();
-        let first = self.pages.len() - classes;
-        for (class, index) in self.pages.drain(first..).enumerate() {
-            page(class, index);
-        }
+    /// Keeps the first `kept` blocks; the others have been given back.
+    pub(crate) fn truncate(&mut self, kept: u32, classes: usize) {
+        let end = (self.head + kept) as usize;
+        self.blocks.truncate(end);
+        self.pages.truncate(end * classes);
         self.shrink(classes);
-        block
     }
 
     /// Returns memory once most of it is dead or unused.
