@@ -8,8 +8,11 @@ use crate::ids::{BlockId, Token, count};
 /// Stands in records that hold no token yet, and makes the operating system map the slab.
 const NO_TOKEN: Token = Token::MAX;
 
-/// Tokens of a cache line: copied and compared as one value, without a call per block.
-const LINE: usize = 16;
+/// Length of the longest common prefix of two slices.
+#[inline]
+pub(crate) fn common(left: &[Token], right: &[Token]) -> usize {
+    left.iter().zip(right).take_while(|(a, b)| a == b).count()
+}
 
 /// The token records and the list of free ones.
 #[derive(Debug)]
@@ -46,23 +49,81 @@ impl Blocks {
         &mut self.tokens[start..start + self.tokens_per_block]
     }
 
-    /// Writes the tokens of a whole block.
+    /// Writes tokens into whole blocks, in order, until either ends.
     #[inline]
-    pub(crate) fn fill(&mut self, block: BlockId, tokens: &[Token]) {
-        let (lines, rest) = tokens.as_chunks::<LINE>();
-        let (out, out_rest) = self.tokens_mut(block).as_chunks_mut::<LINE>();
-        for (out, line) in out.iter_mut().zip(lines) {
-            *out = *line;
+    pub(crate) fn fill(&mut self, blocks: &[BlockId], tokens: &[Token]) {
+        match self.tokens_per_block {
+            16 => self.fill_by::<16>(blocks, tokens),
+            32 => self.fill_by::<32>(blocks, tokens),
+            64 => self.fill_by::<64>(blocks, tokens),
+            size => {
+                for (&block, tokens) in blocks.iter().zip(tokens.chunks_exact(size)) {
+                    self.tokens_mut(block).copy_from_slice(tokens);
+                }
+            }
         }
-        out_rest.copy_from_slice(rest);
     }
 
-    /// Whether a block holds exactly these tokens.
+    /// The common sizes as constants: a block is then moved as a few vectors, without a call.
+    fn fill_by<const N: usize>(&mut self, blocks: &[BlockId], tokens: &[Token]) {
+        let records = self.tokens.as_chunks_mut::<N>().0;
+        for (block, tokens) in blocks.iter().zip(tokens.as_chunks::<N>().0) {
+            records[block.at()] = *tokens;
+        }
+    }
+
+    /// Length of the longest common prefix of the tokens of `blocks`, in order, and `query`.
     #[inline]
-    pub(crate) fn equals(&self, block: BlockId, tokens: &[Token]) -> bool {
-        let (lines, rest) = tokens.as_chunks::<LINE>();
-        let (own, own_rest) = self.tokens(block).as_chunks::<LINE>();
-        own == lines && own_rest == rest
+    pub(crate) fn common(&self, blocks: &[BlockId], query: &[Token]) -> usize {
+        let size = self.tokens_per_block;
+        let whole = match size {
+            16 => self.common_by::<16>(blocks, query),
+            32 => self.common_by::<32>(blocks, query),
+            64 => self.common_by::<64>(blocks, query),
+            size => blocks
+                .iter()
+                .zip(query.chunks_exact(size))
+                .take_while(|&(&block, tokens)| self.tokens(block) == tokens)
+                .count(),
+        };
+        let rest = &query[whole * size..];
+        match blocks.get(whole) {
+            Some(&block) => whole * size + common(self.tokens(block), rest),
+            None => whole * size,
+        }
+    }
+
+    fn common_by<const N: usize>(&self, blocks: &[BlockId], query: &[Token]) -> usize {
+        let records = self.tokens.as_chunks::<N>().0;
+        blocks
+            .iter()
+            .zip(query.as_chunks::<N>().0)
+            .take_while(|&(block, tokens)| {
+                let record = &records[block.at()];
+                // Without an early exit this is a few vector instructions.
+                let differ = |bits, (a, b): (&Token, &Token)| bits | (a ^ b);
+                record.iter().zip(tokens).fold(0, differ) == 0
+            })
+            .count()
+    }
+
+    /// Appends up to `len` tokens of `blocks`, from position `from` of the first.
+    pub(crate) fn read(
+        &self,
+        blocks: &[BlockId],
+        from: usize,
+        len: usize,
+        out: &mut impl Extend<Token>,
+    ) {
+        let size = self.tokens_per_block;
+        let (mut at, end) = (from, (from + len).min(blocks.len() * size));
+        while at < end {
+            let start = at % size;
+            let part = (size - start).min(end - at);
+            let tokens = &self.tokens(blocks[at / size])[start..start + part];
+            out.extend(tokens.iter().copied());
+            at += part;
+        }
     }
 
     /// Appends `needed` free records to `out`. There are as many records as pages, and the caller

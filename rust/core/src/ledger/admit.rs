@@ -402,9 +402,7 @@ impl Ledger {
         let rest = &prompt[seq.published as usize * size..];
         let placed = rest.len().min(seq.blocks.len() * size);
         let (now, later) = rest.split_at(placed);
-        for (&block, tokens) in seq.blocks.iter().zip(now.chunks_exact(size)) {
-            self.blocks.fill(block, tokens);
-        }
+        self.blocks.fill(&seq.blocks, now);
         let tail = &now[placed - placed % size..];
         if let Some(&block) = seq.blocks.get(placed / size) {
             self.blocks.tokens_mut(block)[..tail.len()].copy_from_slice(tail);

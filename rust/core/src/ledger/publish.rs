@@ -60,14 +60,14 @@ impl Ledger {
         let seq = &self.sequences[row.at()];
         let first = from as usize * size;
         let placed = seq.known as usize - seq.pending().len();
+        let end = (first + len).min(seq.known as usize);
+        let private = &seq.blocks[((from - seq.published) as usize).min(seq.blocks.len())..];
         let mut out = Key::new();
-        for at in first..(first + len).min(seq.known as usize) {
-            out.push(if at < placed {
-                let block = seq.blocks[at / size - seq.published as usize];
-                self.blocks.tokens(block)[at % size]
-            } else {
-                seq.pending()[at - placed]
-            });
+        self.blocks
+            .read(private, 0, placed.min(end).saturating_sub(first), &mut out);
+        if end > placed {
+            let from = first.saturating_sub(placed);
+            out.extend_from_slice(&seq.pending()[from..end - placed]);
         }
         out
     }

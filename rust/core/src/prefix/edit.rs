@@ -2,11 +2,10 @@
 
 use smallvec::SmallVec;
 
-use crate::blocks::Blocks;
+use crate::blocks::{Blocks, common};
 use crate::ids::{BlockId, NodeId, PageIndex, Token};
 use crate::pool::Pool;
 use crate::prefix::children::Place;
-use crate::prefix::text::common;
 use crate::prefix::{Node, Partial, Tree};
 use crate::steps::Steps;
 

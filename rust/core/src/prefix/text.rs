@@ -4,19 +4,13 @@ use std::cmp::Ordering;
 
 use smallvec::SmallVec;
 
-use crate::blocks::Blocks;
+use crate::blocks::{Blocks, common};
 use crate::ids::{NodeId, Token};
 use crate::prefix::Tree;
 use crate::prefix::node::Node;
 
 /// Tokens that decide the order of siblings: the first block and the D tokens after it.
 pub(crate) type Key = SmallVec<[Token; 36]>;
-
-/// Length of the longest common prefix of two slices.
-#[inline]
-pub(crate) fn common(left: &[Token], right: &[Token]) -> usize {
-    left.iter().zip(right).take_while(|(a, b)| a == b).count()
-}
 
 impl Node {
     /// Tokens in the text of a node.
@@ -31,39 +25,43 @@ impl Node {
     /// Length of the longest common prefix of `query` and the first `limit` tokens of a node's text.
     #[inline]
     pub(crate) fn common_text(&self, blocks: &Blocks, query: &[Token], limit: usize) -> usize {
-        let size = blocks.tokens_per_block();
         let query = &query[..query.len().min(limit)];
-        let mut done = 0;
-        if let Some(partial) = self.partial {
-            let text = &blocks.tokens(self.blocks()[0])[..partial.tokens as usize];
-            done = common(text, query);
-            if done < text.len() {
-                return done;
+        let (done, body) = match self.partial {
+            Some(partial) => {
+                let text = &blocks.tokens(self.blocks()[0])[..partial.tokens as usize];
+                (common(text, query), text.len())
             }
-        } else {
-            for &block in self.blocks() {
-                match query.get(done..done + size) {
-                    Some(next) if blocks.equals(block, next) => done += size,
-                    _ => return done + common(blocks.tokens(block), &query[done..]),
-                }
-            }
+            None => (
+                blocks.common(self.blocks(), query),
+                self.len() as usize * blocks.tokens_per_block(),
+            ),
+        };
+        if done < body {
+            return done;
         }
         done + common(&self.tip, &query[done..])
     }
 
     /// Copies up to `len` tokens of a node's text from position `from`.
     pub(crate) fn copy_text(&self, blocks: &Blocks, from: usize, len: usize) -> Key {
-        let size = blocks.tokens_per_block();
         let body = self.text_len(blocks) - self.tip.len();
         let mut out = Key::new();
-        for at in from..(from + len).min(body + self.tip.len()) {
-            out.push(if at < body {
-                blocks.tokens(self.blocks()[at / size])[at % size]
-            } else {
-                self.tip[at - body]
-            });
-        }
+        let inside = body.saturating_sub(from).min(len);
+        blocks.read(self.blocks(), from, inside, &mut out);
+        let tip = &self.tip[(from + inside - body.min(from + inside)).min(self.tip.len())..];
+        out.extend_from_slice(&tip[..(len - inside).min(tip.len())]);
         out
+    }
+
+    /// One token of a node's text.
+    fn token(&self, blocks: &Blocks, at: usize) -> Token {
+        let body = self.text_len(blocks) - self.tip.len();
+        let size = blocks.tokens_per_block();
+        if at < body {
+            blocks.tokens(self.blocks()[at / size])[at % size]
+        } else {
+            self.tip[at - body]
+        }
     }
 }
 
@@ -90,7 +88,7 @@ impl Tree {
             (true, true) => Ordering::Equal,
             (true, false) => Ordering::Less,
             (false, true) => Ordering::Greater,
-            (false, false) => node.copy_text(blocks, same, 1)[0].cmp(&query[same]),
+            (false, false) => node.token(blocks, same).cmp(&query[same]),
         }
     }
 }
