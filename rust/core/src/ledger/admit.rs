@@ -414,8 +414,7 @@ impl Ledger {
 
 /// Checks that all tokens are below 2^31. Negative 32-bit tokens arrive as values above it.
 pub(crate) fn check_tokens(item: usize, tokens: &[Token]) -> Result<(), LedgerError> {
-    // One pass without branches: the common case is that all are fine.
-    if tokens.iter().fold(0, |bits, &token| bits | token) < TOKEN_LIMIT {
+    if tokens_in_range(tokens) {
         return Ok(());
     }
     let position = tokens
@@ -428,4 +427,11 @@ pub(crate) fn check_tokens(item: usize, tokens: &[Token]) -> Result<(), LedgerEr
         position,
         value,
     })
+}
+
+/// Whether all tokens are below 2^31.
+#[inline]
+pub(crate) fn tokens_in_range(tokens: &[Token]) -> bool {
+    // One pass without branches: the common case is that all are fine.
+    tokens.iter().fold(0, |bits, &token| bits | token) < TOKEN_LIMIT
 }

@@ -2,7 +2,7 @@
 
 use crate::error::LedgerError;
 use crate::ids::{Handle, Row, Token};
-use crate::ledger::admit::check_tokens;
+use crate::ledger::admit::{check_tokens, tokens_in_range};
 use crate::ledger::{Ledger, check_len, check_range};
 use crate::sequence::{DRAFT, Sequence, TARGET};
 
@@ -19,6 +19,14 @@ pub struct AdvanceBatch<'a> {
     pub count: &'a [i32],
     /// Ends of the valid KV, two per sequence (target, draft), or by the rule of `docs/ledger.md`.
     pub valid: Option<&'a [i32]>,
+}
+
+impl AdvanceBatch<'_> {
+    /// The first `count` tokens of an item.
+    #[inline]
+    fn given(&self, item: usize, count: u32) -> &[Token] {
+        &self.tokens[item * self.columns..][..count as usize]
+    }
 }
 
 impl Ledger {
@@ -68,6 +76,32 @@ impl Ledger {
         let row = self.check_handle(item, batch.handle[item])?;
         let seq = &self.sequences[row.at()];
         let (recorded, width) = seq.widths.oldest();
+        let end = seq.reach() + width;
+        let count = batch.count[item].cast_unsigned();
+        // One test for the common case; which rule is broken is found out only if one is.
+        let fine = recorded == step
+            && count as usize <= batch.columns
+            && (count == 0
+                || (seq.known <= end
+                    && count <= end + 1 - seq.known
+                    && count <= seq.max_total - seq.known
+                    && tokens_in_range(batch.given(item, count))));
+        if fine && batch.valid.is_none() {
+            return Ok(());
+        }
+        self.explain_advance(item, step, row, batch)
+    }
+
+    /// Names the first rule that an item breaks, if any.
+    fn explain_advance(
+        &self,
+        item: usize,
+        step: u64,
+        row: Row,
+        batch: &AdvanceBatch<'_>,
+    ) -> Result<(), LedgerError> {
+        let seq = &self.sequences[row.at()];
+        let (recorded, width) = seq.widths.oldest();
         if recorded != step {
             return Err(LedgerError::StepNotGrown {
                 item,
@@ -94,8 +128,7 @@ impl Ledger {
             }
             let most = (end + 1 - known).min(i64::from(seq.max_total) - known);
             check_range("count", item, count, 0, most)?;
-            let given = usize::try_from(count).expect("checked to be in range");
-            check_tokens(item, &batch.tokens[item * batch.columns..][..given])?;
+            check_tokens(item, batch.given(item, batch.count[item].cast_unsigned()))?;
         }
         if let Some(valid) = batch.valid {
             let most = (known + count).min(end);
