@@ -15,10 +15,16 @@ __all__ = [
     "Ledger",
     "__version__",
     "cost_tokens",
+    "group_cost",
     "layer_bytes_per_token",
     "layer_state_bytes",
+    "resolve_lifetime",
     "split_bytes",
     "split_pages",
+    "token_bytes",
+    "tokens_of_bytes",
+    "utilization",
+    "window_blocks",
 ]
 
 __version__: str
@@ -88,16 +94,81 @@ def split_pages(
     draft: Sequence[_Cost],
     bytes_per_sequence: Sequence[int] | None = None,
     max_batch_size: int | None = None,
+    max_pages: int | None = None,
 ) -> tuple[int | None, list[tuple[int | None, int, int, int]]]:
     """Whole pages for both roles on every rank: (pages, one entry per rank).
 
-    An entry is (pages this rank alone could hold, target bytes, draft bytes, slack bytes); the
+    The costs are those of this tier. An entry is (pages this rank alone could hold, target bytes,
+    draft bytes, slack bytes); the
     last three add up to the rank's budget. Pages are the minimum over the ranks, the reserved
     page included; None where tokens cost nothing on any rank. The device must hold two pages,
     host and disk one. `bytes_per_sequence` (both roles, per rank) times `max_batch_size` is the
     part of the intercepts that a smaller batch would save; it only serves to name that batch in
-    the error.
+    the error. `max_pages` caps the pages of all ranks, whatever else would fit.
     Raises `BudgetError`.
+    """
+
+_Lifetime = tuple[str, int, int]
+_Fixed = tuple[int, int, int, int, int, int, int]
+_TokenCost = tuple[int, int, int, int, int]
+
+def resolve_lifetime(lifetime: _Lifetime, max_seq_len: int, lookahead: int) -> _Lifetime:
+    """Return the rule that holds for sequences of at most `max_seq_len` tokens.
+
+    A lifetime is (name, tokens, sink tokens): `full_attention`, `sliding_window` (the last tokens,
+    the one in flight included, and the sinks), `chunked_attention` (the tokens of the current
+    chunk), `cross_attention` (the first tokens, an encoder's) or `recurrent_state` (none). A window
+    or chunk that no sequence outgrows, `tokens + lookahead >= max_seq_len`, is `full_attention`.
+    """
+
+def window_blocks(
+    lifetime: _Lifetime, *, tokens_per_block: int, lookahead: int, tokens: int, ahead: int
+) -> int:
+    """Most blocks a sequence keeps until `tokens` are settled, with room for `ahead` more.
+
+    Raises `BudgetError` for a length of 0, or above 2^31 - 1.
+    """
+
+def group_cost(
+    lifetime: _Lifetime,
+    bytes: int,  # noqa: A002 (the unit is the name)
+    *,
+    tokens_per_block: int,
+    cp_size: int,
+    sequences: int,
+    headroom: int,
+    lookahead: int,
+    step_tokens: int,
+    dummies: int,
+    endpoints: int,
+    snapshot_interval: int | None,
+    resume: tuple[int, int],
+) -> tuple[int, _Fixed | None, _Cost, _Cost]:
+    """Cost of a group on one rank: (page bytes, fixed pages, device cost, cost on host and disk).
+
+    `bytes` are those of one token in all its layers, or of one sequence's states. Fixed pages are
+    (reserved, dummies, endpoints, margin, per sequence, sequences, per step); None where every
+    token is kept. `tests/test_plan_windows.py` shows what each term is.
+    Raises `BudgetError` for a length that no window can have and for numbers beyond 64 bits.
+    """
+
+def token_bytes(cost: _TokenCost, tokens: int) -> int:
+    """`T * full + min(T, N) * context + sequences * per_sequence`.
+
+    `cost` is (full, context, per_sequence, sequences, N). Raises `BudgetError` beyond 64 bits.
+    """
+
+def tokens_of_bytes(cost: _TokenCost, budget_bytes: int) -> int | None:
+    """Most tokens whose `token_bytes` are at most the budget; 0 if not even the sequences fit.
+
+    None if nothing limits the tokens. Raises `BudgetError` beyond 64 bits.
+    """
+
+def utilization(limit: tuple[int, int], amount: int) -> tuple[int, int]:
+    """`ceil(amount * d / n)` and `amount * n // d` for a limit of n / d, above 0 and at most 1.
+
+    The first is what must be there so that `amount` is at most that fraction of it; the second how
+    much of `amount` may be used. Raises `BudgetError` beyond 64 bits.
     """
 
 @final

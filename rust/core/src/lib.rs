@@ -17,6 +17,7 @@ pub mod stats;
 mod steps;
 mod table;
 pub mod units;
+pub mod window;
 
 pub use error::LedgerError;
 pub use ledger::{Ledger, LedgerConfig};

@@ -63,24 +63,21 @@ fn layer() -> impl Strategy<Value = Layer> {
 }
 
 /// Pages of one rank by the formula itself, in 128 bits; `None` without a limit.
-fn pages_of(rank: &RankDemand, tier: Tier, tokens_per_block: u64) -> Option<i128> {
-    let fixed = match tier {
-        Tier::Device => i128::from(rank.target.intercept.0) + i128::from(rank.draft.intercept.0),
-        Tier::Host | Tier::Disk => 0,
-    };
+fn pages_of(rank: &RankDemand, tokens_per_block: u64) -> Option<i128> {
+    let fixed = i128::from(rank.target.intercept.0) + i128::from(rank.draft.intercept.0);
     let slope = i128::from(rank.target.slope.0) + i128::from(rank.draft.slope.0);
     let rest = i128::from(rank.budget.0) - fixed;
     (slope > 0).then(|| rest.div_euclid(i128::from(tokens_per_block) * slope))
 }
 
-fn fixed_fits(rank: &RankDemand, tier: Tier) -> bool {
-    tier != Tier::Device || rank.target.intercept.0 + rank.draft.intercept.0 <= rank.budget.0
+fn fixed_fits(rank: &RankDemand) -> bool {
+    rank.target.intercept.0 + rank.draft.intercept.0 <= rank.budget.0
 }
 
 proptest! {
     #[test]
     fn target_draft_and_slack_are_the_budget(tier in tier(), tpb in tokens_per_block(), ranks in ranks()) {
-        if let Ok(split) = split_pages(tier, Tokens(tpb), &ranks) {
+        if let Ok(split) = split_pages(tier, Tokens(tpb), &ranks, None) {
             for (rank, share) in ranks.iter().zip(&split.ranks) {
                 prop_assert_eq!(share.target.0 + share.draft.0 + share.slack.0, rank.budget.0);
             }
@@ -91,21 +88,20 @@ proptest! {
     fn the_group_holds_the_pages_of_its_smallest_rank(
         tier in tier(), tpb in tokens_per_block(), ranks in ranks(),
     ) {
-        let smallest = ranks.iter().filter_map(|r| pages_of(r, tier, tpb)).min();
-        match split_pages(tier, Tokens(tpb), &ranks) {
+        let smallest = ranks.iter().filter_map(|r| pages_of(r, tpb)).min();
+        match split_pages(tier, Tokens(tpb), &ranks, None) {
             Ok(split) => {
                 prop_assert_eq!(split.pages.map(|p| i128::from(p.0)), smallest);
                 let pages = split.pages.unwrap_or(Pages(0)).0;
                 for (rank, share) in ranks.iter().zip(&split.ranks) {
-                    let (target, draft) = (tier.charge(rank.target), tier.charge(rank.draft));
-                    prop_assert_eq!(share.target, target.bytes(Tokens(pages * tpb)).unwrap());
-                    prop_assert_eq!(share.draft, draft.bytes(Tokens(pages * tpb)).unwrap());
+                    prop_assert_eq!(share.target, rank.target.bytes(Tokens(pages * tpb)).unwrap());
+                    prop_assert_eq!(share.draft, rank.draft.bytes(Tokens(pages * tpb)).unwrap());
                 }
             }
             Err(BudgetError::Infeasible(numbers)) => {
                 let least = if tier == Tier::Device { 2 } else { 1 };
                 let short = |r: &RankDemand| {
-                    !fixed_fits(r, tier) || pages_of(r, tier, tpb).is_some_and(|p| p < least)
+                    !fixed_fits(r) || pages_of(r, tpb).is_some_and(|p| p < least)
                 };
                 prop_assert!(ranks.iter().any(short), "refused though every rank fits");
                 prop_assert!(short(&ranks[numbers.rank]), "named a rank that fits");
@@ -123,12 +119,12 @@ proptest! {
         let mut ranks = ranks;
         // Each round gives the named rank what it lacks, so at most one round per rank.
         for _ in 0..=ranks.len() {
-            match split_pages(Tier::Device, Tokens(tpb), &ranks) {
+            match split_pages(Tier::Device, Tokens(tpb), &ranks, None) {
                 Err(BudgetError::Infeasible(numbers)) => {
                     ranks[numbers.rank].budget.0 += numbers.shortfall.0;
                     let mut one_less = ranks.clone();
                     one_less[numbers.rank].budget.0 -= 1;
-                    prop_assert!(split_pages(Tier::Device, Tokens(tpb), &one_less).is_err());
+                    prop_assert!(split_pages(Tier::Device, Tokens(tpb), &one_less, None).is_err());
                 }
                 Ok(_) | Err(BudgetError::TooManyPages { .. }) => return Ok(()),
                 Err(other) => prop_assert!(false, "{other}"),
@@ -146,8 +142,8 @@ proptest! {
             rank.budget.0 += more;
         }
         if let (Ok(before), Ok(after)) = (
-            split_pages(tier, Tokens(tpb), &ranks),
-            split_pages(tier, Tokens(tpb), &richer),
+            split_pages(tier, Tokens(tpb), &ranks, None),
+            split_pages(tier, Tokens(tpb), &richer, None),
         ) {
             prop_assert!(before.pages <= after.pages);
             for (b, a) in before.ranks.iter().zip(&after.ranks) {
@@ -160,8 +156,8 @@ proptest! {
     fn a_role_that_costs_nothing_changes_nothing(tpb in tokens_per_block(), rank in rank()) {
         let alone = RankDemand { draft: Cost::ZERO, ..rank };
         let swapped = RankDemand { target: Cost::ZERO, draft: rank.target, ..rank };
-        let one = split_pages(Tier::Device, Tokens(tpb), &[alone]);
-        let other = split_pages(Tier::Device, Tokens(tpb), &[swapped]);
+        let one = split_pages(Tier::Device, Tokens(tpb), &[alone], None);
+        let other = split_pages(Tier::Device, Tokens(tpb), &[swapped], None);
         if let (Ok(one), Ok(other)) = (one, other) {
             prop_assert_eq!(one.pages, other.pages);
             prop_assert_eq!(one.ranks[0].draft, Bytes(0));
@@ -178,12 +174,17 @@ proptest! {
             slope: Bytes(cost.slope.0 * factor),
             intercept: Bytes(cost.intercept.0 * factor),
         };
+        let growing = |cost: Cost| Cost { intercept: Bytes(0), ..cost };
         let (target, draft) = (scale(rank.target), scale(rank.draft));
         let all = RankDemand { budget: Bytes(rank.budget.0 * factor), target, draft, ..rank };
-        let costs = RankDemand { target, draft, ..rank };
-        let pages = |r| split_pages(Tier::Host, Tokens(tpb), &[r]).ok().map(|s| s.pages);
+        // Only what grows shrinks by the factor: the budget is the same.
+        let bare = RankDemand {
+            target: growing(rank.target), draft: growing(rank.draft), ..rank
+        };
+        let costs = RankDemand { target: growing(target), draft: growing(draft), ..rank };
+        let pages = |r| split_pages(Tier::Host, Tokens(tpb), &[r], None).ok().map(|s| s.pages);
         prop_assert_eq!(pages(all), pages(rank));
-        if let (Some(Some(before)), Some(Some(after))) = (pages(rank), pages(costs)) {
+        if let (Some(Some(before)), Some(Some(after))) = (pages(bare), pages(costs)) {
             prop_assert_eq!(after.0, before.0 / factor);
         }
     }
@@ -200,8 +201,8 @@ proptest! {
         }
         let reversed: Vec<_> = ranks.iter().rev().copied().collect();
         if let (Ok(one), Ok(other)) = (
-            split_pages(Tier::Device, Tokens(32), &ranks),
-            split_pages(Tier::Device, Tokens(32), &reversed),
+            split_pages(Tier::Device, Tokens(32), &ranks, None),
+            split_pages(Tier::Device, Tokens(32), &reversed, None),
         ) {
             prop_assert_eq!(one.pages, other.pages);
             prop_assert!(one.ranks.iter().eq(other.ranks.iter().rev()));

@@ -168,7 +168,7 @@ type PageSplitTuple = (Option<u64>, Vec<(Option<u64>, u64, u64, u64)>);
 #[pyfunction]
 #[pyo3(signature = (
     *, tier, tokens_per_block, budget_bytes, target, draft, bytes_per_sequence = None,
-    max_batch_size = None,
+    max_batch_size = None, max_pages = None,
 ))]
 // One keyword per column of the ranks; a list that Python gives is always a new vector.
 #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value)]
@@ -181,6 +181,7 @@ fn split_pages(
     draft: Vec<CostPair>,
     bytes_per_sequence: Option<Vec<u64>>,
     max_batch_size: Option<u64>,
+    max_pages: Option<u64>,
 ) -> PyResult<PageSplitTuple> {
     let tier = to_tier(tier)?;
     let count = budget_bytes.len();
@@ -207,7 +208,8 @@ fn split_pages(
                 }),
         })
         .collect();
-    let split = core_split_pages(tier, Tokens(tokens_per_block), &ranks)
+    let cap = max_pages.map(Pages);
+    let split = core_split_pages(tier, Tokens(tokens_per_block), &ranks, cap)
         .map_err(|error| from_budget(py, &error))?;
     let plain = |pages: Option<Pages>| pages.map(|pages| pages.0);
     let ranks = split
@@ -218,7 +220,7 @@ fn split_pages(
     Ok((plain(split.pages), ranks))
 }
 
-fn to_cost((slope, intercept): CostPair) -> Cost {
+pub(crate) fn to_cost((slope, intercept): CostPair) -> Cost {
     Cost {
         slope: Bytes(slope),
         intercept: Bytes(intercept),
@@ -267,7 +269,7 @@ fn from_geometry(py: Python<'_>, error: &GeometryError) -> PyErr {
     }
 }
 
-fn from_budget(py: Python<'_>, error: &BudgetError) -> PyErr {
+pub(crate) fn from_budget(py: Python<'_>, error: &BudgetError) -> PyErr {
     budget_error(py, error).unwrap_or_else(|failure| failure)
 }
 

@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 mod budget;
 mod buffers;
+mod cost;
 mod errors;
 mod ledger;
 mod views;
@@ -14,6 +15,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("DEBUG_BUILD", cfg!(debug_assertions))?;
     budget::register(module)?;
+    cost::register(module)?;
     module.add_class::<ledger::PyLedger>()?;
     Ok(())
 }

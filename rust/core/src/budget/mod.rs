@@ -3,6 +3,8 @@
 //! * [`layer`]: bytes per token of one layer on one rank, from its geometry and KV dtype.
 //! * [`state`]: bytes per sequence of the recurrent state of one layer on one rank.
 //! * [`cost`]: the affine cost of a role, `bytes(T) = slope * T + intercept`.
+//! * [`group`]: the cost of a cache group, with its fixed pages by kind.
+//! * [`quota`]: bytes to tokens and back, and how full a pool may be.
 //! * [`pages`]: the split that pools are built from. Both roles and all ranks get the same
 //!   number of pages, and `target + draft + slack == budget` holds on every rank, exactly.
 //! * [`bytes`]: the proportional byte split of one rank, as TensorRT-LLM computes it. It can
@@ -12,23 +14,28 @@
 
 pub mod bytes;
 pub mod cost;
+pub mod group;
 pub mod layer;
 pub mod pages;
+pub mod quota;
 pub mod state;
 
 pub use bytes::{ByteSplit, NotSplit, split_bytes};
 pub use cost::Cost;
+pub use group::{Demand, FixedPages, GroupCost, group_cost};
 pub use layer::{GeometryError, KvDtype, Layer, LayerKind};
 pub use pages::{PageSplit, PerSequence, RankDemand, RankSplit, split_pages};
+pub use quota::{TokenCost, Utilization};
 pub use state::{StateBuffer, layer_state_bytes};
 
 use crate::units::{Bytes, Pages};
+use crate::window::WindowError;
 use thiserror::Error;
 
 /// Where KV memory lies, warm to cold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tier {
-    /// Accelerator memory. Fixed cost is charged here, and only here.
+    /// Accelerator memory. Windows and states of running sequences are charged here, and only here.
     Device,
     /// Host memory.
     Host,
@@ -161,6 +168,22 @@ pub enum BudgetError {
         /// What a table can address.
         limit: u64,
     },
+    /// A cap that leaves no usable pool.
+    #[error("the {} pool is capped at {cap} pages; it needs at least {least}", tier.name())]
+    CapTooSmall {
+        /// The tier.
+        tier: Tier,
+        /// The cap.
+        cap: u64,
+        /// The fewest pages that make a usable pool.
+        least: u64,
+    },
+    /// Snapshots without an interval.
+    #[error("snapshot_interval is 0; it is at least 1 token")]
+    ZeroInterval,
+    /// A length that no window can have.
+    #[error("{0}")]
+    Window(#[from] WindowError),
     /// A product or sum left the 64-bit range.
     #[error("{what} exceeds 64 bits")]
     Overflow {

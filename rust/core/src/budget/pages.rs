@@ -31,7 +31,7 @@ pub struct PerSequence {
     pub batch: u64,
 }
 
-/// What one rank has and what its roles cost there.
+/// What one rank has on a tier and what its roles cost there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RankDemand {
     /// Bytes for both roles together.
@@ -67,7 +67,7 @@ pub struct PageSplit {
     pub ranks: Vec<RankSplit>,
 }
 
-/// A rank's cost on this tier, per token and per page.
+/// A rank's cost, per token and per page.
 struct Charged {
     target: Cost,
     draft: Cost,
@@ -78,8 +78,8 @@ struct Charged {
 }
 
 impl Charged {
-    fn new(tier: Tier, tokens_per_block: Tokens, rank: &RankDemand) -> Result<Self, BudgetError> {
-        let (target, draft) = (tier.charge(rank.target), tier.charge(rank.draft));
+    fn new(tokens_per_block: Tokens, rank: &RankDemand) -> Result<Self, BudgetError> {
+        let (target, draft) = (rank.target, rank.draft);
         let page = |cost: Cost| {
             cost.slope
                 .checked_mul(tokens_per_block.0)
@@ -118,19 +118,22 @@ impl Charged {
 
 /// Divide every rank's budget on one tier between target and draft, in whole pages.
 ///
-/// On the device each rank must hold its fixed cost and two pages of both roles, since page 0 of
-/// a pool is reserved. Host and disk reserve nothing and are charged no fixed cost; each rank
-/// must hold one page there, so a tier without a budget is not asked about. A rank on which
-/// tokens cost nothing sets no limit.
+/// The costs are those of this tier: windows and states are device memory, so their intercepts
+/// are not part of what host and disk are asked for. On the device each rank must hold its fixed
+/// cost and two pages of both roles, since page 0 of a pool is reserved. Host and disk reserve
+/// nothing; each rank must hold one page there, so a tier without a budget is not asked about. A
+/// rank on which tokens cost nothing sets no limit. `pages_max` caps the pages of all, whatever
+/// else would fit.
 ///
 /// # Errors
 /// [`BudgetError::Infeasible`] names the rank with the largest shortfall. No rank,
-/// `tokens_per_block` 0, more pages than a block table can address and numbers beyond 64 bits are
-/// errors too.
+/// `tokens_per_block` 0, a cap below the fewest pages, more pages than a block table can address
+/// and numbers beyond 64 bits are errors too.
 pub fn split_pages(
     tier: Tier,
     tokens_per_block: Tokens,
     ranks: &[RankDemand],
+    pages_max: Option<Pages>,
 ) -> Result<PageSplit, BudgetError> {
     if tokens_per_block == Tokens::ZERO {
         return Err(BudgetError::ZeroTokensPerBlock);
@@ -138,13 +141,23 @@ pub fn split_pages(
     if ranks.is_empty() {
         return Err(BudgetError::NoRanks);
     }
+    if let Some(cap) = pages_max
+        && cap < pages_min(tier)
+    {
+        return Err(BudgetError::CapTooSmall {
+            tier,
+            cap: cap.0,
+            least: pages_min(tier).0,
+        });
+    }
     let charged = ranks
         .iter()
-        .map(|rank| Charged::new(tier, tokens_per_block, rank))
+        .map(|rank| Charged::new(tokens_per_block, rank))
         .collect::<Result<Vec<_>, _>>()?;
     check_feasible(tier, ranks, &charged)?;
     let alone = |(rank, cost): (&RankDemand, &Charged)| cost.pages_alone(rank.budget);
     let pages = ranks.iter().zip(&charged).filter_map(alone).min();
+    let pages = pages.map(|fits| pages_max.map_or(fits, |cap| cap.min(fits)));
     if let Some(Pages(count)) = pages
         && count > PAGES_MAX
     {
@@ -160,6 +173,14 @@ pub fn split_pages(
         .map(|(rank, cost)| share(rank, cost, pages.unwrap_or(Pages::ZERO)))
         .collect::<Result<Vec<_>, _>>()?;
     Ok(PageSplit { pages, ranks })
+}
+
+/// The fewest pages that make a usable pool.
+fn pages_min(tier: Tier) -> Pages {
+    match tier {
+        Tier::Device => DEVICE_PAGES_MIN,
+        Tier::Host | Tier::Disk => LOWER_PAGES_MIN,
+    }
 }
 
 /// The bytes that `pages` pages take on one rank.
@@ -190,8 +211,7 @@ fn check_feasible(
     for (index, (rank, cost)) in ranks.iter().zip(charged).enumerate() {
         let required_pages = match tier {
             _ if cost.both_pages == Bytes::ZERO => Pages::ZERO,
-            Tier::Device => DEVICE_PAGES_MIN,
-            Tier::Host | Tier::Disk => LOWER_PAGES_MIN,
+            tier => pages_min(tier),
         };
         let required = cost.bytes(required_pages)?;
         let Some(shortfall) = required.checked_sub(rank.budget) else {
@@ -250,11 +270,11 @@ mod tests {
     }
 
     fn device(tokens_per_block: u64, ranks: &[RankDemand]) -> Result<PageSplit, BudgetError> {
-        split_pages(Tier::Device, Tokens(tokens_per_block), ranks)
+        split_pages(Tier::Device, Tokens(tokens_per_block), ranks, None)
     }
 
     fn refused(tier: Tier, ranks: &[RankDemand]) -> Infeasible {
-        match split_pages(tier, Tokens(32), ranks) {
+        match split_pages(tier, Tokens(32), ranks, None) {
             Err(BudgetError::Infeasible(numbers)) => *numbers,
             other => panic!("expected an infeasible budget, got {other:?}"),
         }
@@ -344,20 +364,31 @@ mod tests {
     }
 
     #[test]
-    fn lower_tiers_are_charged_slopes_and_hold_at_least_a_page() {
-        let numbers = refused(
-            Tier::Host,
-            &[demand(2 << 20, (131_072, 1 << 50), (4_096, 0))],
-        );
+    fn lower_tiers_hold_at_least_a_page() {
+        let numbers = refused(Tier::Host, &[demand(2 << 20, (131_072, 0), (4_096, 0))]);
         assert_eq!(numbers.required_pages, Pages(1));
         assert_eq!(numbers.required, Bytes(4_325_376));
-        assert_eq!(
-            (numbers.target_fixed, numbers.draft_fixed),
-            (Bytes(0), Bytes(0))
-        );
-        let rank = demand(20 * GIB, (131_072, 1 << 50), (4_096, 0));
-        let split = split_pages(Tier::Disk, Tokens(32), &[rank]).unwrap();
+        let rank = demand(20 * GIB, (131_072, 0), (4_096, 0));
+        let split = split_pages(Tier::Disk, Tokens(32), &[rank], None).unwrap();
         assert_eq!(split.pages, Some(Pages(4964)));
+    }
+
+    #[test]
+    fn a_cap_limits_every_rank_and_leaves_the_rest_as_slack() {
+        let rank = demand(GIB, (10, 100), (2, 0));
+        let split = split_pages(Tier::Device, Tokens(32), &[rank], Some(Pages(670))).unwrap();
+        assert_eq!(split.pages, Some(Pages(670)));
+        assert_eq!(split.ranks[0].slack, Bytes(GIB - 100 - 670 * 32 * 12));
+        let wide = split_pages(Tier::Device, Tokens(32), &[rank], Some(Pages(u64::MAX)));
+        assert_eq!(wide, split_pages(Tier::Device, Tokens(32), &[rank], None));
+        assert_eq!(
+            split_pages(Tier::Device, Tokens(32), &[rank], Some(Pages(1))),
+            Err(BudgetError::CapTooSmall {
+                tier: Tier::Device,
+                cap: 1,
+                least: 2
+            })
+        );
     }
 
     #[test]
