@@ -20,10 +20,32 @@ def load_cases() -> list[Case]:
 
 
 def gqa(
-    num_layers: int, kv_heads: int = 8, head_dim: int = 128, kv_dtype: str = "bf16"
+    num_layers: int,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    kv_dtype: str = "bf16",
+    **lifetime: int | None,
 ) -> tuple[tkv.Layer, ...]:
-    layer = tkv.Layer(kind="attention", kv_dtype=kv_dtype, num_kv_heads=kv_heads, head_dim=head_dim)
+    layer = tkv.Layer(
+        kind="attention",
+        kv_dtype=kv_dtype,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        **lifetime,
+    )
     return (layer,) * num_layers
+
+
+def byte_layer(bytes_per_token: int, **lifetime: int | None) -> tkv.Layer:
+    """Return an attention layer of that many bytes per token: one head, keys and values in fp8."""
+    assert bytes_per_token % 2 == 0
+    return gqa(1, 1, bytes_per_token // 2, "fp8", **lifetime)[0]
+
+
+def state(num_layers: int, state_bytes: int) -> tuple[tkv.Layer, ...]:
+    """Return layers whose state takes that many bytes per sequence."""
+    buffer = tkv.StateBuffer(name="ssm", split_units=1, unit_elements=state_bytes, dtype="fp8")
+    return (tkv.Layer(kind="state", state_buffers=(buffer,)),) * num_layers
 
 
 def mla(num_layers: int, kv_dtype: str = "bf16", **side_bytes: int) -> tuple[tkv.Layer, ...]:

@@ -1,31 +1,16 @@
-"""Every reference case of the budget that is in scope, against the planner and the core."""
+"""Every reference case of the budget, against the planner and the core."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
-from budget_cases import GIB, Case, described, gqa, load_cases, mla, model, pair
+from budget_cases import GIB, Case, byte_layer, described, gqa, load_cases, mla, model, pair, state
 
 import tandemkv as tkv
 from tandemkv import _core
 
-# Kinds that need more than layers which keep every token. A kind that is in neither table fails.
-LATER = {
-    "window_resolution": "sliding-window layers are not planned yet",
-    "window_cost": "sliding-window layers are not planned yet",
-    "window_capacity": "sliding-window layers are not planned yet",
-    "prompt_bytes": "sliding-window layers are not planned yet",
-    "resume_margin": "the margin is part of the fixed cost of window pools",
-    "quota": "no utilisation limit is offered",
-    "auto_host": "no automatic host size is offered",
-}
-# Their prices belong to LATER; their splits start from the costs that the case states.
-PRICED_LATER = {
-    "budget-067": "sliding-window layers",
-    "budget-072": "recurrent state layers",
-    "budget-073": "recurrent state layers",
-}
 CHECKS: dict[str, Callable[[Case, Case], None]] = {}
 
 
@@ -37,18 +22,11 @@ def check(kind: str) -> Callable[[Callable[[Case, Case], None]], Callable[[Case,
     return register
 
 
-def in_scope() -> list[Case]:
-    return [case for case in load_cases() if case["kind"] not in LATER]
+def test_every_kind_of_case_is_checked():
+    assert {case["kind"] for case in load_cases()} == set(CHECKS)
 
 
-def test_every_kind_of_case_is_checked_or_listed_as_later():
-    kinds = {case["kind"] for case in load_cases()}
-    assert kinds == set(CHECKS) | set(LATER)
-    assert not set(CHECKS) & set(LATER)
-    assert set(PRICED_LATER) <= {case["id"] for case in in_scope()}
-
-
-@pytest.mark.parametrize("case", in_scope(), ids=lambda case: f"{case['id']}-{case['kind']}")
+@pytest.mark.parametrize("case", load_cases(), ids=lambda case: f"{case['id']}-{case['kind']}")
 def test_case(case: Case):
     CHECKS[case["kind"]](case["inputs"], {"id": case["id"], **case["expected"]})
 
@@ -201,8 +179,8 @@ def check_page_split(inputs: Case, target: Case, draft: Case, expected: Case) ->
 def check_split_model(inputs: Case, expected: Case) -> None:
     target_cost, draft_cost = expected["target_cost"], expected["draft_cost"]
     check_byte_split(inputs, target_cost, draft_cost, expected["byte_split"])
-    if expected["id"] in PRICED_LATER:
-        check_page_split(inputs, target_cost, draft_cost, expected["page_split"])
+    if "max_batch_size" in inputs:
+        check_split_with_fixed_pages(inputs, expected)
         return
     tier, pages = inputs["tier"], expected["page_split"]
     sizes: dict[str, object] = {"tokens_per_block": inputs["tokens_per_block"]}
@@ -350,3 +328,176 @@ def check_host_total(inputs: Case, expected: Case) -> None:
         for rank in plan.ranks
     )
     assert total == expected["total_bytes"]
+
+
+def check_split_with_fixed_pages(inputs: Case, expected: Case) -> None:
+    """Windows and states: the plan's costs are the case's, and one reserved page each."""
+    target_cost, draft_cost = expected["target_cost"], expected["draft_cost"]
+    check_page_split(inputs, target_cost, draft_cost, expected["page_split"])
+    spec, draft = inputs["target"], described(inputs["draft"], "draft")
+    heads = (spec["kv_heads"], spec["head_dim"], spec["kv_dtype"])
+    sizes: dict[str, object] = {"max_batch_size": inputs["max_batch_size"]}
+    if "window" in spec:
+        windows = gqa(spec["window_layers"], *heads, window=spec["window"])
+        target, mode = model(gqa(spec["full_layers"], *heads) + windows), "eagle3"
+    else:
+        # 36 layers, one of them with the rest of the bytes.
+        states = state(36, spec["state_bytes_per_sequence"] // 36)
+        target, mode = model(gqa(spec["attention_layers"], *heads) + states), "mtp_one_model"
+        sizes["num_dummy_requests"] = inputs["state_slots"] - inputs["max_batch_size"]
+        sizes["state_snapshot_interval"] = inputs["snapshot_interval"]
+    # The reserved page is ours. A partial page per sequence is not: a copy takes a page of P.
+    probe = plan_pair(target, draft, mode=mode, **sizes, max_gpu_total_bytes="80GiB")
+    full, fixed = probe.ranks[0].target.groups
+    partial_bytes = inputs.get("partial_pages", 0) * full.page_bytes
+    ours = fixed.page_bytes - partial_bytes
+    budget = inputs["budget_bytes"] + ours
+    plan = plan_pair(target, draft, mode=mode, **sizes, max_gpu_total_bytes=budget)
+    [rank], pages = plan.ranks, expected["page_split"]
+    assert rank.target.bytes_per_token == target_cost["slope"]
+    assert rank.target.fixed_bytes == target_cost["intercept"] + ours
+    assert (rank.draft.bytes_per_token, rank.draft.fixed_bytes) == pair(draft_cost)
+    assert plan.num_blocks == pages["pages"]
+    assert rank.target.device_bytes == pages["target_bytes"] + ours
+    assert rank.draft.device_bytes == pages["draft_bytes"]
+    assert rank.slack_bytes == pages["slack_bytes"]
+
+
+def lone_plan(layers: tuple[tkv.Layer, ...], **config: object) -> tkv.Plan:
+    values = {"max_gpu_total_bytes": 40 * GIB, "max_seq_len": 4096, "max_batch_size": 1} | config
+    return tkv.plan(model(layers), config=tkv.KvCacheConfig(**values))
+
+
+def effective_windows(role: tkv.planning.RolePlan) -> list[int | None]:
+    """Return the window of every layer in order; None where every token is kept."""
+    found = {index: group.tokens or None for group in role.groups for index in group.layer_indices}
+    return [found[index] for index in sorted(found)]
+
+
+@check("window_resolution")
+def check_window_resolution(inputs: Case, expected: Case) -> None:
+    def layers(windows: list[int | None]) -> tuple[tkv.Layer, ...]:
+        return tuple(byte_layer(64, window=window) for window in windows)
+
+    max_seq_len = inputs["max_seq_len"]
+    if "windows" in inputs:
+        plan = lone_plan(layers(inputs["windows"]), max_seq_len=max_seq_len)
+        assert effective_windows(plan.ranks[0].target) == expected["effective_windows"]
+        return
+    targets, drafts = layers(inputs["target_windows"]), layers(inputs["draft_windows"])
+    plan = plan_pair(
+        model(targets), model(drafts, "draft"), max_seq_len=max_seq_len, max_batch_size=4
+    )
+    assert effective_windows(plan.ranks[0].draft) == expected["draft_effective_windows"]
+    assert effective_windows(plan.ranks[0].target) == inputs["target_windows"]
+
+
+@check("window_cost")
+def check_window_cost(inputs: Case, expected: Case) -> None:
+    size = inputs["layer_bytes_per_token"]
+    sizes = {name: inputs[name] for name in ("max_seq_len", "tokens_per_block", "max_batch_size")}
+    config = tkv.KvCacheConfig(max_gpu_total_bytes=GIB, **sizes)
+    if "window_pattern" in inputs:
+        pattern, [here] = inputs["window_pattern"], inputs["layers_on_this_rank"]
+        layers = [byte_layer(size, window=pattern[i % 2]) for i in range(inputs["layers"])]
+        mapping = tkv.Mapping(pp_size=3, pp_partition=(here, 1, inputs["layers"] - here - 1))
+        role = tkv.plan(model(tuple(layers)), config=config, mapping=mapping).ranks[1].target
+        assert role.layer_indices == (here,)
+        assert effective_windows(role) == expected["effective_windows"]
+        assert (role.bytes_per_token, role.fixed_bytes) == pair(expected["cost"])
+        return
+    # A headroom of 2 and a lookahead of 1: one head that drafts one token.
+    speculates = inputs["headroom_tokens"] > 1
+    mode = tkv.SpeculativeConfig(mode="mtp_one_model", max_draft_len=1) if speculates else None
+    plan = tkv.plan(
+        model((byte_layer(size, window=inputs["window"]),)),
+        model((byte_layer(size),), "draft") if speculates else None,
+        config=config,
+        speculative=mode,
+    )
+    assert plan.headroom_tokens == inputs["headroom_tokens"]
+    assert plan.terms.lookahead == inputs["lookahead_tokens"]
+    role = plan.ranks[0].target
+    [group] = role.groups
+    assert group.fixed.per_sequence == expected["pages_per_sequence"]
+    # The reserved page is ours.
+    cost = (role.bytes_per_token, role.fixed_bytes - group.page_bytes)
+    assert cost == pair(expected["cost"])
+
+
+@check("window_capacity")
+def check_window_capacity(inputs: Case, expected: Case) -> None:
+    sizes = zip(inputs["layer_bytes_per_token"], inputs["windows"], strict=True)
+    plan = lone_plan(
+        tuple(byte_layer(size, window=window) for size, window in sizes),
+        **{name: inputs[name] for name in ("tokens_per_block", "max_batch_size", "max_num_tokens")},
+    )
+    assert plan.headroom_tokens == inputs["headroom_tokens"]
+    role = plan.ranks[0].target
+    assert role.groups[1].fixed.per_sequence == expected["pages_per_sequence_window"]
+    assert role.token_cost.bytes(inputs["tokens"]) == expected["bytes_for_tokens"]
+    assert role.token_cost.tokens(expected["bytes_for_tokens"]) == expected["tokens_for_bytes"]
+
+
+@check("prompt_bytes")
+def check_prompt_bytes(inputs: Case, expected: Case) -> None:
+    sizes = zip(inputs["layer_bytes_per_token"], inputs["windows"], strict=True)
+    layers = tuple(byte_layer(size, window=window) for size, window in sizes)
+    plan = lone_plan(layers, tokens_per_block=inputs["tokens_per_block"])
+    assert plan.ranks[0].target.prompt_bytes(inputs["prompt_tokens"]) == expected["bytes"]
+
+
+@check("resume_margin")
+def check_resume_margin(inputs: Case, expected: Case) -> None:
+    limit = (inputs["max_util_num"], inputs["max_util_den"])
+    if "draft_layers" not in inputs:
+        whole, _ = _core.utilization(limit, inputs["required_pages"])
+        assert whole == expected["pages"]
+        return
+    layers = (byte_layer(inputs["layer_bytes_per_token"], window=inputs["window"]),)
+    plan = tkv.plan(
+        model(gqa(32)),
+        model(layers * inputs["draft_layers"], "draft"),
+        config=tkv.KvCacheConfig(
+            max_gpu_total_bytes=40 * GIB,
+            max_seq_len=8192,
+            max_util_for_resume="{}/{}".format(*limit),
+            **{
+                name: inputs[name]
+                for name in ("tokens_per_block", "max_batch_size", "max_num_tokens")
+            },
+        ),
+        speculative=tkv.SpeculativeConfig(mode="dflash", max_draft_len=8),
+    )
+    assert plan.headroom_tokens == inputs["headroom_tokens"]
+    [group] = plan.ranks[0].draft.groups
+    fixed = group.fixed
+    assert (fixed.per_sequence, fixed.per_step) == (
+        expected["pages_per_sequence"],
+        expected["context_pages"],
+    )
+    assert fixed.per_sequence * fixed.sequences + fixed.per_step == expected["required_pages"]
+    assert fixed.total - fixed.reserved == expected["pages"]
+    draft = plan.ranks[0].draft
+    assert draft.fixed_bytes - group.page_bytes == expected["fixed_bytes"]
+    assert (draft.bytes_per_token, draft.device_bytes) == (0, draft.fixed_bytes)
+
+
+@check("quota")
+def check_quota(inputs: Case, expected: Case) -> None:
+    cost = tkv.TokenCost(full_bytes=inputs["bytes_per_token"])
+    limit = Fraction(inputs["max_util_num"], inputs["max_util_den"])
+    assert cost.quota_bytes(inputs["max_tokens"], limit) == expected["quota_bytes"]
+    assert cost.usable_tokens(expected["quota_bytes"], limit) == expected["usable_tokens"]
+
+
+@check("auto_host")
+def check_auto_host(inputs: Case, expected: Case) -> None:
+    available = inputs.get("available_bytes", inputs.get("available_bytes_per_rank"))
+    options = {
+        name: inputs[name]
+        for name in ("local_ranks", "memlock_bytes", "unified_memory")
+        if name in inputs
+    }
+    size = tkv.estimate_host_bytes(inputs["device_bytes"], available, **options)
+    assert size == expected["host_bytes"]

@@ -74,6 +74,8 @@ def test_every_option_reaches_the_plan(run: Run):
         *("--tp", "4", "--pp", "2", "--pp-partition", "20,12", "--draft-tp", "2"),
         *("--kv-dtype", "fp8", "--draft-kv-dtype", "fp16", "--tokens-per-block", "64"),
         *("--max-batch-size", "16", "--max-seq-len", "1000", "--max-num-tokens", "4096"),
+        *("--max-tokens", "1000000", "--cached-endpoints", "3", "--max-encoder-len", "1500"),
+        *("--state-snapshot-interval", "512", "--max-util-for-resume", "0.95"),
         *("--request-len", "100"),
     )
     assert got["config"] == {
@@ -84,6 +86,12 @@ def test_every_option_reaches_the_plan(run: Run):
         "max_batch_size": 16,
         "max_seq_len": 1000,
         "max_num_tokens": 4096,
+        "max_tokens": 1_000_000,
+        "cached_endpoints": 3,
+        "state_snapshot_interval": 512,
+        "max_util_for_resume": "19/20",
+        "max_encoder_len": 1500,
+        "num_dummy_requests": None,
         "enable_block_reuse": True,
         "enable_partial_reuse": True,
     }
@@ -177,7 +185,18 @@ def test_does_not_fit_is_status_1(run: Run, option: str):
         (["--model", "nowhere.json"], ["nowhere.json"]),
         (["--draft", "nowhere.json"], ["nowhere.json"]),
         (["--model", __file__], [Path(__file__).name, "JSON"]),
-        (["--sweep", "tokens_per_block=16"], ["--sweep"]),
+        (["--cp", "0"], ["cp_size", "0"]),
+        (["--max-seq-len", "long"], ["--max-seq-len", "'long'", "auto"]),
+        (["--max-tokens", "16"], ["max_tokens", "16", "32"]),
+        (["--max-util-for-resume", "0"], ["max_util_for_resume", "'0'"]),
+        (["--cached-endpoints", "-1"], ["cached_endpoints", "-1"]),
+        (["--gpu-memory", "40GiB,38GiB"], ["device_bytes", "2 entries", "1 ranks"]),
+        (["--sweep", "colour=16"], ["--sweep", "'colour=16'", "tokens_per_block"]),
+        (["--sweep", "tokens_per_block="], ["--sweep", "'tokens_per_block='"]),
+        (["--sweep", "tokens_per_block=16,x"], ["--tokens-per-block", "'x'"]),
+        (["--sweep", "tp=1,2", "--explain"], ["--explain", "--sweep"]),
+        (["--sweep", "tp=1,2", "--html", "plan.html"], ["--html", "--sweep"]),
+        (["--html", "no/such/folder/plan.html"], ["no/such/folder/plan.html"]),
     ],
 )
 def test_bad_input_is_status_2(run: Run, arguments: list[str], words: list[str]):

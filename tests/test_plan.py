@@ -382,7 +382,7 @@ def test_json_has_the_keys_that_stay():
     top = {"num_blocks", "max_tokens", "max_concurrency", "tokens_per_block", "ranks"}
     assert top <= set(answer)
     [rank] = answer["ranks"]
-    assert set(rank) == {
+    assert set(rank) >= {
         *("rank", "pp_rank", "tp_rank", "budget_bytes", "slack_bytes"),
         *("target", "draft", "tiers"),
     }

@@ -11,6 +11,7 @@ from tandemkv.errors import (
     DeviceUnavailableError,
     GeometryError,
     LedgerError,
+    PlanMismatchError,
     PoolError,
     RequestError,
     SequencesOpenError,
@@ -20,7 +21,17 @@ from tandemkv.errors import (
 )
 from tandemkv.geometry import Layer, ModelGeometry, SideBuffer, StateBuffer
 from tandemkv.managers import Batch, Managers, Refusal, RequestIds, build_managers
-from tandemkv.planning import ByteSplit, Plan, plan, split_budget
+from tandemkv.planning import (
+    ByteSplit,
+    MemoryEstimate,
+    Plan,
+    TokenCost,
+    estimate_budget,
+    estimate_host_bytes,
+    plan,
+    plan_distributed,
+    split_budget,
+)
 
 __version__: str = _core.__version__
 __all__ = [
@@ -36,8 +47,10 @@ __all__ = [
     "LedgerError",
     "Managers",
     "Mapping",
+    "MemoryEstimate",
     "ModelGeometry",
     "Plan",
+    "PlanMismatchError",
     "PoolError",
     "Refusal",
     "RequestError",
@@ -48,10 +61,14 @@ __all__ = [
     "StateBuffer",
     "StepError",
     "TandemkvError",
+    "TokenCost",
     "UnsupportedModelError",
     "__version__",
     "build_managers",
+    "estimate_budget",
+    "estimate_host_bytes",
     "plan",
+    "plan_distributed",
     "split_budget",
 ]
 

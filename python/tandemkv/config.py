@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from fractions import Fraction
+from typing import Any, Literal
 
 from tandemkv.errors import ConfigError
 from tandemkv.modes import ALIASES, MODES, Mode
@@ -41,6 +42,34 @@ def _check_bool(field: str, value: object) -> bool:
     return value
 
 
+def to_fraction(field: str, value: object) -> Fraction:
+    """Return `value` as an exact fraction above 0 and at most 1.
+
+    A float stands for the decimal number that it prints as: 0.95 is 95/100, not the binary number
+    next to it, so that no rounding ever adds or drops a page.
+
+    Raises:
+        ConfigError: it is no number, or outside that range.
+    """
+    fraction = None
+    if isinstance(value, int | float | str | Fraction) and not isinstance(value, bool):
+        try:
+            fraction = Fraction(repr(value) if isinstance(value, float) else value)
+        except (ValueError, ZeroDivisionError):
+            fraction = None
+    if fraction is None or not 0 < fraction <= 1 or fraction.denominator > MAX_INT32:
+        raise ConfigError(
+            f"{field} is {value!r}; a fraction above 0 and at most 1 is needed, such as 0.95",
+            field=field,
+            value=value,
+        )
+    return fraction
+
+
+def _optional_count(field: str, value: object) -> int | None:
+    return None if value is None else check_count(field, value)
+
+
 @dataclass(frozen=True, init=False)
 class KvCacheConfig:
     """Sizes of the KV cache. Every size is per rank and for both roles together.
@@ -51,9 +80,24 @@ class KvCacheConfig:
         disk_cache_size: disk bytes for the pair; 0: no disk tier.
         tokens_per_block: tokens of a block, for both roles.
         max_batch_size: most sequences at a time; the rows of the block table.
-        max_seq_len: longest sequence in tokens; None: what the target's config declares.
-        max_num_tokens: most tokens that one step runs, or None. Full attention keeps every token
-            it has run, so it is charged nothing for it.
+        max_seq_len: longest sequence in tokens; None: what the target's config declares; `auto`:
+            the longest that fits, up to that.
+        max_num_tokens: most tokens that one step runs, or None. Every pool of windows is charged
+            room for them while they are in flight, once; None charges nothing. Full attention
+            keeps every token it has run, so it is never charged for it.
+        max_tokens: most tokens that sequences may use, whatever else would fit; None: no cap. It
+            is rounded down to whole blocks.
+        cached_endpoints: cached prefixes whose windows and states are kept beside those of the
+            sequences, on every tier that is used.
+        state_snapshot_interval: tokens between two snapshots of a recurrent state; None: none are
+            taken. Of no effect without `enable_block_reuse`.
+        max_util_for_resume: how full the pools of windows and states may be for a suspended
+            sequence to resume, as a fraction; None: full. Lower values cost pages.
+        max_encoder_len: most encoder tokens of a sequence, for cross attention; None:
+            `max_seq_len`. What the model declares limits it further.
+        num_dummy_requests: requests that only pad a batch, each with a state of its own; None: one
+            per draft length from 0 to `max_draft_len` (CUDA graphs are captured for each), and one
+            more under attention data parallelism.
         enable_block_reuse: whether prefixes are published and matched.
         enable_partial_reuse: whether a hit may end inside a block; of no effect without
             `enable_block_reuse`.
@@ -63,7 +107,8 @@ class KvCacheConfig:
 
     Raises:
         ConfigError: a size that is not one, a zero device budget, a count that is not an integer
-            >= 1, or a step too small to run one token of every sequence.
+            >= 1 (0 is allowed for `cached_endpoints` and `num_dummy_requests`), a fraction outside
+            (0, 1], or a step too small to run one token of every sequence.
     """
 
     max_gpu_total_bytes: int
@@ -71,8 +116,14 @@ class KvCacheConfig:
     disk_cache_size: int
     tokens_per_block: int
     max_batch_size: int
-    max_seq_len: int | None
+    max_seq_len: int | Literal["auto"] | None
     max_num_tokens: int | None
+    max_tokens: int | None
+    cached_endpoints: int
+    state_snapshot_interval: int | None
+    max_util_for_resume: Fraction | None
+    max_encoder_len: int | None
+    num_dummy_requests: int | None
     enable_block_reuse: bool
     enable_partial_reuse: bool
 
@@ -84,8 +135,14 @@ class KvCacheConfig:
         disk_cache_size: int | str = 0,
         tokens_per_block: int = 32,
         max_batch_size: int = 256,
-        max_seq_len: int | None = None,
+        max_seq_len: int | Literal["auto"] | None = None,
         max_num_tokens: int | None = None,
+        max_tokens: int | None = None,
+        cached_endpoints: int = 0,
+        state_snapshot_interval: int | None = None,
+        max_util_for_resume: Fraction | float | str | None = None,
+        max_encoder_len: int | None = None,
+        num_dummy_requests: int | None = None,
         enable_block_reuse: bool = True,
         enable_partial_reuse: bool = True,
     ) -> None:
@@ -97,7 +154,7 @@ class KvCacheConfig:
                 value=max_gpu_total_bytes,
             )
         check_count("max_batch_size", max_batch_size)
-        if max_seq_len is not None:
+        if max_seq_len is not None and max_seq_len != "auto":
             check_count("max_seq_len", max_seq_len)
         if max_num_tokens is not None and check_count("max_num_tokens", max_num_tokens) < (
             max_batch_size
@@ -116,6 +173,22 @@ class KvCacheConfig:
             "max_batch_size": max_batch_size,
             "max_seq_len": max_seq_len,
             "max_num_tokens": max_num_tokens,
+            "max_tokens": _optional_count("max_tokens", max_tokens),
+            "cached_endpoints": check_count("cached_endpoints", cached_endpoints, least=0),
+            "state_snapshot_interval": _optional_count(
+                "state_snapshot_interval", state_snapshot_interval
+            ),
+            "max_util_for_resume": (
+                None
+                if max_util_for_resume is None
+                else to_fraction("max_util_for_resume", max_util_for_resume)
+            ),
+            "max_encoder_len": _optional_count("max_encoder_len", max_encoder_len),
+            "num_dummy_requests": (
+                None
+                if num_dummy_requests is None
+                else check_count("num_dummy_requests", num_dummy_requests, least=0)
+            ),
             "enable_block_reuse": _check_bool("enable_block_reuse", enable_block_reuse),
             "enable_partial_reuse": _check_bool("enable_partial_reuse", enable_partial_reuse),
         }
@@ -131,17 +204,22 @@ class KvCacheConfig:
         }[tier]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, sizes in bytes."""
-        return asdict(self)
+        """Return the fields as plain values, sizes in bytes; a fraction as `19/20`."""
+        limit = self.max_util_for_resume
+        return {**asdict(self), "max_util_for_resume": None if limit is None else str(limit)}
 
 
 @dataclass(frozen=True, init=False)
 class Mapping:
-    """How the ranks share the models. `rank = pp_rank * tp_size + tp_rank`.
+    """How the ranks share the models: `rank = (pp_rank * cp_size + cp_rank) * tp_size + tp_rank`.
 
     Args:
         tp_size: tensor-parallel ranks of a pipeline stage.
         pp_size: pipeline stages.
+        cp_size: context-parallel ranks: each keeps `1 / cp_size` of the tokens of every sequence,
+            so that a block is a page of `tokens_per_block` tokens on each of them. Where an engine
+            takes them from its tensor-parallel ranks (vLLM's decode context parallelism of c on t
+            ranks), `tp_size` here is t / c.
         pp_partition: target layers of each stage; None: as even as possible, the first stages
             take one more.
         enable_attention_dp: each tensor-parallel rank serves its own requests with whole KV heads
@@ -157,6 +235,7 @@ class Mapping:
 
     tp_size: int
     pp_size: int
+    cp_size: int
     pp_partition: tuple[int, ...] | None
     enable_attention_dp: bool
     draft_tp_size: int | None
@@ -166,17 +245,19 @@ class Mapping:
         *,
         tp_size: int = 1,
         pp_size: int = 1,
+        cp_size: int = 1,
         pp_partition: Sequence[int] | None = None,
         enable_attention_dp: bool = False,
         draft_tp_size: int | None = None,
     ) -> None:
         check_count("tp_size", tp_size)
         check_count("pp_size", pp_size)
+        check_count("cp_size", cp_size)
         _check_bool("enable_attention_dp", enable_attention_dp)
-        if tp_size * pp_size > MAX_RANKS:
+        if tp_size * pp_size * cp_size > MAX_RANKS:
             raise ConfigError(
-                f"tp_size {tp_size} times pp_size {pp_size} is {tp_size * pp_size} ranks; at most "
-                f"{MAX_RANKS} are planned",
+                f"tp_size {tp_size} times pp_size {pp_size} times cp_size {cp_size} is "
+                f"{tp_size * pp_size * cp_size} ranks; at most {MAX_RANKS} are planned",
                 field="tp_size",
                 value=tp_size,
             )
@@ -185,6 +266,7 @@ class Mapping:
             _check_draft_tp(draft_tp_size, tp_size, enable_attention_dp)
         object.__setattr__(self, "tp_size", tp_size)
         object.__setattr__(self, "pp_size", pp_size)
+        object.__setattr__(self, "cp_size", cp_size)
         object.__setattr__(self, "pp_partition", partition)
         object.__setattr__(self, "enable_attention_dp", enable_attention_dp)
         object.__setattr__(self, "draft_tp_size", draft_tp_size)
@@ -192,7 +274,12 @@ class Mapping:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.tp_size * self.pp_size
+        return self.tp_size * self.pp_size * self.cp_size
+
+    @property
+    def ranks_per_stage(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tp_size * self.cp_size
 
     @property
     def target_width(self) -> int:

@@ -79,6 +79,18 @@ class BudgetError(TandemkvError, ValueError):
         return self.target_fixed_bytes + self.draft_fixed_bytes
 
 
+class PlanMismatchError(TandemkvError, RuntimeError):
+    """Ranks of one group have different plans: none may go on.
+
+    Attributes:
+        ranks: those whose plan is not rank 0's.
+    """
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
 class LedgerError(TandemkvError, ValueError):
     """Misuse of the ledger: nothing was changed.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -20,6 +20,16 @@ def size(name: str, **options: Any) -> _Decorator[Any]:
     return click.option(name, callback=_read_size, metavar="SIZE", **options)
 
 
+def sizes(name: str, **options: Any) -> _Decorator[Any]:
+    """Add an option that takes one byte size, or one per rank: `40GiB` or `40GiB,38GiB`."""
+    return click.option(name, callback=_read_sizes, metavar="SIZE[,SIZE...]", **options)
+
+
+def length(name: str, **options: Any) -> _Decorator[Any]:
+    """Add an option that takes a number of tokens, or `auto`."""
+    return click.option(name, callback=_read_length, metavar="N|auto", **options)
+
+
 def partition(name: str, **options: Any) -> _Decorator[Any]:
     """Add an option that takes the layer counts of pipeline stages: `31,30`."""
     return click.option(name, callback=_read_partition, metavar="N,N,...", **options)
@@ -32,6 +42,30 @@ def speculation(name: str, **options: Any) -> _Decorator[Any]:
 
 def _read_size(_ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     return None if value is None else parse_size(value, _name(param))
+
+
+def _read_sizes(
+    _ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    return tuple(parse_size(part.strip(), _name(param)) for part in value.split(","))
+
+
+def _read_length(
+    _ctx: click.Context, param: click.Parameter, value: str | None
+) -> int | Literal["auto"] | None:
+    if value is None:
+        return None
+    if value == "auto":
+        return "auto"
+    if not (value.isascii() and value.isdigit()):
+        raise ConfigError(
+            f"{_name(param)} is {value!r}; a number of tokens or auto is needed",
+            field=_name(param),
+            value=value,
+        )
+    return int(value)
 
 
 def _read_partition(

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from tandemkv.cli import options
+from tandemkv.cli.plan_output import print_plan
+from tandemkv.cli.sweep import Sweep, read_sweep, run_sweep
 from tandemkv.config import KvCacheConfig, Mapping, SpeculativeConfig
 from tandemkv.errors import ConfigError
 from tandemkv.geometry.layers import ModelGeometry
 from tandemkv.planning import Plan
 from tandemkv.planning import plan as make_plan
-from tandemkv.planning.report import NAME_COLUMNS, capacity_lines, role_table, title
-
-PIPE_COLUMNS = 160
-"""Width of the output where there is no terminal."""
+from tandemkv.planning.explain import explain
+from tandemkv.planning.html import plan_html
 
 
 @click.command("plan")
 @click.option("--model", required=True, help="config.json of the target, or its folder.")
 @click.option("--draft", help="config.json of the draft; MTP modes read it from --model.")
-@options.size("--gpu-memory", required=True, help="Device bytes per rank.")
-@options.size("--host-memory", default="0", help="Host bytes per rank; default: no host tier.")
+@options.sizes("--gpu-memory", required=True, help="Device bytes per rank, or of each rank.")
+@options.sizes("--host-memory", default="0", help="Host bytes likewise; default: no host tier.")
 @options.size("--disk-memory", default="0", help="Disk bytes per rank; default: no disk tier.")
 @click.option("--tp", "tp_size", type=int, default=1, show_default=True, help="Tensor ranks.")
 @click.option("--pp", "pp_size", type=int, default=1, show_default=True, help="Pipeline stages.")
+@click.option("--cp", "cp_size", type=int, default=1, show_default=True, help="Context ranks.")
 @options.partition("--pp-partition", help="Target layers of each stage; default: even.")
 @click.option("--attention-dp", is_flag=True, help="Each tensor rank serves its own requests.")
 @click.option("--draft-tp", type=int, help="Width of the draft's attention; default: the target's.")
@@ -37,55 +37,87 @@ PIPE_COLUMNS = 160
 @options.speculation("--spec", help="Speculative mode and draft length, such as eagle3:4.")
 @click.option("--tokens-per-block", type=int, default=32, show_default=True)
 @click.option("--max-batch-size", type=int, default=256, show_default=True)
-@click.option("--max-seq-len", type=int, help="Default: what the config declares.")
+@options.length("--max-seq-len", help="Default: what the config declares; auto: what fits.")
 @click.option("--max-num-tokens", type=int, help="Most tokens that one step runs.")
+@click.option("--max-tokens", type=int, help="Most tokens that sequences may use.")
+@click.option("--max-encoder-len", type=int, help="Most encoder tokens of a sequence.")
+@click.option("--cached-endpoints", type=int, default=0, show_default=True, help="Cached prefixes.")
+@click.option("--state-snapshot-interval", type=int, help="Tokens between snapshots of a state.")
+@click.option("--max-util-for-resume", help="How full fixed pools may be, such as 0.95.")
 @click.option("--request-len", type=int, help="Also say how many requests of this length fit.")
+@click.option("--sweep", "sweep_text", metavar="OPTION=A,B,...", help="One plan per value.")
+@click.option("--explain", "explains", is_flag=True, help="Show every term of every byte.")
+@click.option("--html", "html_path", metavar="FILE", help="Also write the plan as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.pass_context
 def plan(
+    ctx: click.Context,
+    /,
     *,
-    model: str,
-    draft: str | None,
-    kv_dtype: str | None,
-    draft_kv_dtype: str | None,
-    spec: SpeculativeConfig | None,
     request_len: int | None,
+    sweep_text: str | None,
+    explains: bool,
+    html_path: str | None,
     as_json: bool,
-    **sizes: Any,
+    **given: Any,
 ) -> None:
     """Divide each rank's KV memory between a model and its draft.
 
     Sizes are bytes or carry a unit, 40GiB or 64GB, and are per rank for both roles together.
     """
-    target = ModelGeometry.from_hf(model, kv_dtype=kv_dtype)
-    result = make_plan(
-        target,
-        read_draft(model, draft, draft_kv_dtype, spec),
+    if sweep_text is not None:
+        sweep = read_sweep(ctx, sweep_text)
+        _check_sweep_alone(sweep, explains, html_path)
+        ctx.exit(run_sweep(sweep, given, plan_from_options, request_len, as_json))
+    result = plan_from_options(given)
+    fits = None if request_len is None else result.concurrency(request_len)
+    if html_path is not None:
+        Path(html_path).write_text(plan_html(result), encoding="utf-8")
+    if not as_json:
+        print_plan(result, request_len, fits, explains=explains)
+        return
+    answer = result.to_dict()
+    if fits is not None:
+        answer |= {"request_len": request_len, "concurrency_at_request_len": fits}
+    if explains:
+        answer["explain"] = [term.to_dict() for term in explain(result)]
+    click.echo(json.dumps(answer, indent=2))
+
+
+def plan_from_options(given: dict[str, Any]) -> Plan:
+    """Return the plan that the options of the command ask for."""
+    spec: SpeculativeConfig | None = given["spec"]
+    device, host = given["gpu_memory"], given["host_memory"]
+    return make_plan(
+        ModelGeometry.from_hf(given["model"], kv_dtype=given["kv_dtype"]),
+        read_draft(given["model"], given["draft"], given["draft_kv_dtype"], spec),
         config=KvCacheConfig(
-            max_gpu_total_bytes=sizes["gpu_memory"],
-            host_cache_size=sizes["host_memory"],
-            disk_cache_size=sizes["disk_memory"],
-            tokens_per_block=sizes["tokens_per_block"],
-            max_batch_size=sizes["max_batch_size"],
-            max_seq_len=sizes["max_seq_len"],
-            max_num_tokens=sizes["max_num_tokens"],
+            max_gpu_total_bytes=max(device),
+            host_cache_size=max(host),
+            disk_cache_size=given["disk_memory"],
+            tokens_per_block=given["tokens_per_block"],
+            max_batch_size=given["max_batch_size"],
+            max_seq_len=given["max_seq_len"],
+            max_num_tokens=given["max_num_tokens"],
+            max_tokens=given["max_tokens"],
+            max_encoder_len=given["max_encoder_len"],
+            cached_endpoints=given["cached_endpoints"],
+            state_snapshot_interval=given["state_snapshot_interval"],
+            max_util_for_resume=given["max_util_for_resume"],
         ),
         mapping=Mapping(
-            tp_size=sizes["tp_size"],
-            pp_size=sizes["pp_size"],
-            pp_partition=sizes["pp_partition"],
-            enable_attention_dp=sizes["attention_dp"],
-            draft_tp_size=sizes["draft_tp"],
+            tp_size=given["tp_size"],
+            pp_size=given["pp_size"],
+            cp_size=given["cp_size"],
+            pp_partition=given["pp_partition"],
+            enable_attention_dp=given["attention_dp"],
+            draft_tp_size=given["draft_tp"],
         ),
         speculative=spec,
+        # One size is every rank's; several are one per rank.
+        device_bytes=device if len(device) > 1 else None,
+        host_bytes=host if len(host) > 1 else None,
     )
-    fits = None if request_len is None else result.concurrency(request_len)
-    if as_json:
-        answer = result.to_dict()
-        if fits is not None:
-            answer |= {"request_len": request_len, "concurrency_at_request_len": fits}
-        click.echo(json.dumps(answer, indent=2))
-        return
-    _print(result, request_len, fits)
 
 
 def read_draft(
@@ -108,28 +140,9 @@ def read_draft(
     return ModelGeometry.from_hf(draft, kv_dtype=kv_dtype, role="draft")
 
 
-def _print(result: Plan, request_len: int | None, fits: int | None) -> None:
-    # Into a pipe or a file, lines are as long as they need to be.
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=PIPE_COLUMNS)
-    console.print(f"KV cache plan: {title(result)}", style="bold")
-    facts = Table(show_header=False, box=None, pad_edge=False)
-    facts.add_column(no_wrap=True, style="bold")
-    facts.add_column(overflow="fold")
-    lines = capacity_lines(result)
-    if request_len is not None:
-        lines.insert(3, ("at --request-len", f"{fits:,} of {request_len:,} tokens"))
-    for name, text in lines:
-        facts.add_row(name, text)
-    console.print(facts)
-    heads, rows = role_table(result)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for index, heading in enumerate(heads):
-        # Folded where a terminal is too narrow: no digit is ever cut off.
-        justify: Literal["left", "right"] = "left" if index < NAME_COLUMNS else "right"
-        table.add_column(heading, justify=justify, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print()
-    console.print(table)
+def _check_sweep_alone(sweep: Sweep, explains: bool, html_path: str | None) -> None:
+    for option, asked in (("--explain", explains), ("--html", html_path is not None)):
+        if asked:
+            raise ConfigError(
+                f"{option} shows one plan, but --sweep {sweep.name} makes several", field=option
+            )

@@ -11,7 +11,8 @@ from tandemkv.managers.managers import Managers
 from tandemkv.managers.pools import Backend, Pool, check_device
 from tandemkv.managers.views import RoleView
 from tandemkv.planning import Plan
-from tandemkv.planning.result import RolePlan
+from tandemkv.planning.explain import group_name
+from tandemkv.planning.roles import RolePlan
 
 
 def build_managers(
@@ -42,11 +43,12 @@ def build_managers(
             wait for the steps that were running.
         disaggregated: prefill and decode run on different engines, so that requests in transfer
             keep their rows: twice the rows.
-        num_dummy_requests: rows kept for `add_dummy_requests`; None: one per draft length from 0
-            to `max_draft_len`, and one more under attention data parallelism.
+        num_dummy_requests: rows kept for `add_dummy_requests`; None: as many as the plan has, see
+            `KvCacheConfig.num_dummy_requests`.
 
     Raises:
-        ConfigError: no such rank, or `num_dummy_requests` is not an int >= 0.
+        ConfigError: no such rank, `num_dummy_requests` is not an int >= 0, or a plan with layers
+            that do not keep every token, or with context parallelism.
         PoolError: an unknown device, backend or layout, or a pool that differs from the plan or is
             too large for 32-bit page indices.
         DeviceUnavailableError: pools on a CUDA device.
@@ -57,6 +59,7 @@ def build_managers(
             field="rank",
             value=rank,
         )
+    _check_groups(plan)
     check_device(device, materialize=materialize)
     limits = _limits(plan, disaggregated, num_dummy_requests)
     ledger = Ledger(
@@ -82,16 +85,44 @@ def build_managers(
     return Managers(ledger, limits, target=view(share.target), draft=draft)
 
 
+def _check_groups(plan: Plan) -> None:
+    """Refuse plans that the ledger cannot keep: it has one class, which keeps every token.
+
+    Every rank's ledger carries all groups of the pair, so a group of any rank counts.
+
+    Raises:
+        ConfigError: names the group, or the context-parallel size.
+    """
+    for share in plan.ranks:
+        for role in (share.target, share.draft):
+            if role is None:
+                continue
+            for group in role.groups:
+                if group.fixed is not None:
+                    raise ConfigError(
+                        f"the {role.role} has a group "
+                        f"{group_name(group)} (layers {group.layer_indices[0]} to "
+                        f"{group.layer_indices[-1]}, rank {share.rank}); managers are built for "
+                        "full_attention groups only",
+                        field="plan",
+                        value=group.lifetime,
+                    )
+    if not plan.num_blocks:
+        raise ConfigError("the plan has no group that keeps tokens", field="plan")
+    if plan.mapping.cp_size != 1:
+        raise ConfigError(
+            f"the plan has cp_size {plan.mapping.cp_size}; managers are built for 1",
+            field="plan",
+            value=plan.mapping.cp_size,
+        )
+
+
 def _limits(plan: Plan, disaggregated: bool, num_dummies: int | None) -> Limits:
-    speculative = plan.speculative
     if num_dummies is None:
-        # CUDA graphs are captured per draft length, and each needs a padding request; under
-        # attention data parallelism an idle rank runs one as well.
-        num_dummies = 1 + (0 if speculative is None else speculative.max_draft_len)
-        num_dummies += plan.mapping.enable_attention_dp
+        num_dummies = plan.terms.dummies
     check_count("num_dummy_requests", num_dummies, least=0)
     # Each pipeline stage has a micro-batch in flight, and all of them hold rows on every rank.
-    max_requests = plan.max_batch_size * plan.mapping.pp_size * (2 if disaggregated else 1)
+    max_requests = plan.max_sequences * (2 if disaggregated else 1)
     return Limits(
         tokens_per_block=plan.tokens_per_block,
         num_pages=(plan.num_blocks,),
@@ -112,7 +143,7 @@ def _pool(
             f"the {role.role} has {role.num_pages} pages, the plan {plan.num_blocks} blocks"
         )
     layout = page_layout(
-        role.layers,
+        role.kept_layers,
         tp_size=role.tp_size,
         tokens_per_block=plan.tokens_per_block,
         kv_layout=kv_layout,

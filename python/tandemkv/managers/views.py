@@ -11,7 +11,7 @@ from tandemkv.errors import PoolError
 from tandemkv.geometry.layers import Layer
 from tandemkv.managers.offsets import BlockOffsets, BlockTables, KernelGroup, kernel_groups
 from tandemkv.managers.pools import Pool
-from tandemkv.planning.result import RolePlan
+from tandemkv.planning.roles import RolePlan
 
 
 class RoleView:
@@ -33,7 +33,7 @@ class RoleView:
         self._block_tables: BlockTables | None = None
         self._pool = pool
         self._ledger = ledger
-        self._layer_bytes = tuple(layer.bytes_per_token(plan.tp_size) for layer in plan.layers)
+        self._layer_bytes = tuple(layer.bytes_per_token(plan.tp_size) for layer in plan.kept_layers)
 
     def __repr__(self) -> str:
         return f"RoleView({self.role}, {self.num_layers} layers, {self._pool!r})"
@@ -46,12 +46,12 @@ class RoleView:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The layers of this role on this rank, in order."""
-        return self._plan.layers
+        return self._plan.kept_layers
 
     @property
     def layer_indices(self) -> tuple[int, ...]:
         """The number of each of `layers` in its model, from 0."""
-        return self._plan.layer_indices
+        return self._plan.kept_indices
 
     @property
     def plan(self) -> RolePlan:
@@ -61,7 +61,7 @@ class RoleView:
     @property
     def num_layers(self) -> int:
         """Layers of this role on this rank."""
-        return len(self._plan.layers)
+        return len(self._plan.kept_layers)
 
     @property
     def pool(self) -> Pool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tandemkv.planning.engines import engine_lines
 from tandemkv.planning.split import TIERS
 from tandemkv.sizes import format_size
 
 if TYPE_CHECKING:
-    from tandemkv.planning.result import Plan, RankPlan, RolePlan
+    from tandemkv.planning.result import Plan, RankPlan
+    from tandemkv.planning.roles import RolePlan
 
 NAME_COLUMNS = 2
 """The first columns of `role_table` are names, the others numbers."""
@@ -27,29 +29,15 @@ def title(plan: Plan) -> str:
 def capacity_lines(plan: Plan) -> list[tuple[str, str]]:
     """Return (name, text) lines: what fits, in engine words."""
     group = " per attention-DP rank" if plan.data_parallel_size > 1 else ""
-    lines = [
-        (
-            "KV cache blocks",
-            f"{plan.num_blocks:,} of {plan.tokens_per_block} tokens{group}, block 0 reserved",
-        ),
-        ("capacity", f"{plan.max_tokens:,} tokens{group} (max_tokens)"),
-        (
-            "concurrent requests",
-            f"{plan.max_concurrency:,} of {plan.max_seq_len:,} tokens{group}"
-            f" (max_batch_size {plan.max_batch_size:,})",
-        ),
-        ("in vLLM's words", _vllm_words(plan)),
-    ]
-    if plan.data_parallel_size > 1:
-        total = plan.max_tokens * plan.data_parallel_size
-        lines.insert(
-            2, ("all attention-DP ranks", f"{total:,} tokens on {plan.data_parallel_size} ranks")
+    lines = _token_lines(plan, group) if plan.num_blocks else _fixed_lines(plan, group)
+    lines += engine_lines(plan)
+    if plan.hittable_endpoints is not None:
+        lines.append(
+            ("cached endpoints", f"{plan.hittable_endpoints:,} prefixes stay hittable at full load")
         )
     for tier, blocks in (("host", plan.num_host_blocks), ("disk", plan.num_disk_blocks)):
         if blocks:
-            lines.append(
-                (f"{tier} blocks", f"{blocks:,} = {blocks * plan.tokens_per_block:,} tokens")
-            )
+            lines.append((f"{tier} blocks", f"{blocks:,} = {blocks * plan.block_tokens:,} tokens"))
     if plan.max_concurrency == 0:
         lines.append(
             (
@@ -62,13 +50,39 @@ def capacity_lines(plan: Plan) -> list[tuple[str, str]]:
     return lines
 
 
-def _vllm_words(plan: Plan) -> str:
-    # vLLM divides by the blocks of max_model_len alone; room for drafts is not in its figure.
-    blocks = -(-plan.max_seq_len // plan.tokens_per_block)
-    return (
-        f"GPU KV cache size: {plan.max_tokens:,} tokens; maximum concurrency for "
-        f"{plan.max_seq_len:,} tokens per request: {(plan.num_blocks - 1) / blocks:.2f}x"
-    )
+def _token_lines(plan: Plan, group: str) -> list[tuple[str, str]]:
+    cp_size = plan.mapping.cp_size
+    shared = "" if cp_size == 1 else f" on each of {cp_size} context-parallel ranks"
+    lines = [
+        (
+            "KV cache blocks",
+            f"{plan.num_blocks:,} of {plan.tokens_per_block} tokens{shared}{group}, "
+            "block 0 reserved",
+        ),
+        ("capacity", f"{plan.max_tokens:,} tokens{group} (max_tokens)"),
+        (
+            "concurrent requests",
+            f"{plan.max_concurrency:,} of {plan.max_seq_len:,} tokens{group}"
+            f" (max_batch_size {plan.max_batch_size:,})",
+        ),
+    ]
+    if plan.data_parallel_size > 1:
+        total = (plan.max_tokens or 0) * plan.data_parallel_size
+        lines.insert(
+            2, ("all attention-DP ranks", f"{total:,} tokens on {plan.data_parallel_size} ranks")
+        )
+    return lines
+
+
+def _fixed_lines(plan: Plan, group: str) -> list[tuple[str, str]]:
+    return [
+        ("capacity", f"tokens are not limited{group}: no layer keeps every token"),
+        (
+            "concurrent requests",
+            f"{plan.max_sequences:,}{group} (max_batch_size {plan.max_batch_size:,} times "
+            f"pp_size {plan.mapping.pp_size})",
+        ),
+    ]
 
 
 def rank_groups(plan: Plan) -> list[tuple[str, RankPlan]]:
@@ -87,7 +101,10 @@ def rank_groups(plan: Plan) -> list[tuple[str, RankPlan]]:
 
 def _alike(one: RankPlan, other: RankPlan) -> bool:
     def shown(role: RolePlan | None) -> tuple[object, ...] | None:
-        return None if role is None else (len(role.layers), role.bytes_per_token, role.device_bytes)
+        if role is None:
+            return None
+        groups = tuple((g.rule, g.page_bytes, g.num_pages) for g in role.groups)
+        return (len(role.layers), role.device_bytes, groups)
 
     return (
         shown(one.target) == shown(other.target)
@@ -99,30 +116,40 @@ def _alike(one: RankPlan, other: RankPlan) -> bool:
 def role_table(plan: Plan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return headings, and a row per run of like ranks and role, its slack and its budget.
 
-    Tiers that are not used have no column. The first two columns are names, the others numbers.
+    Tiers that are not used have no column, nor have fixed bytes where there are none. The first
+    two columns are names, the others numbers.
     """
     tiers = [name for name in TIERS if plan.config.tier_bytes(name)]
+    runs = rank_groups(plan)
+    fixed = any(
+        role is not None and role.fixed_bytes
+        for _, rank in runs
+        for role in (rank.target, rank.draft)
+    )
+    heads = ("layers", "bytes/token", *(["fixed"] if fixed else []), "page", "pages")
+    empty = [""] * len(heads)
     rows: list[tuple[str, ...]] = []
-    for ranks, rank in rank_groups(plan):
+    for ranks, rank in runs:
         for name, role in (("target", rank.target), ("draft", rank.draft)):
             if role is not None:
-                numbers = (len(role.layers), f"{role.bytes_per_token:,}")
-                pages = (format_size(role.page_bytes), f"{role.num_pages:,}")
+                numbers = [str(len(role.layers)), f"{role.bytes_per_token:,}"]
+                numbers += [format_size(role.fixed_bytes)] if fixed else []
+                numbers += [format_size(role.page_bytes), f"{role.num_pages:,}"]
                 sizes = [format_size(role.tier_bytes(tier)) for tier in tiers]
-                rows.append((ranks, name, *map(str, numbers), *pages, *sizes))
+                rows.append((ranks, name, *numbers, *sizes))
             elif plan.has_draft:
-                rows.append((ranks, name, "0", "", "", "", *["0 B"] * len(tiers)))
+                rows.append((ranks, name, "0", *empty[1:], *["0 B"] * len(tiers)))
         slack = [format_size(rank.tiers[tier].slack_bytes) for tier in tiers]
         budget = [format_size(rank.tiers[tier].budget_bytes) for tier in tiers]
-        rows.append((ranks, "slack", "", "", "", "", *slack))
-        rows.append((ranks, "budget", "", "", "", "", *budget))
-    return ("ranks", "role", "layers", "bytes/token", "page", "pages", *tiers), rows
+        rows.append((ranks, "slack", *empty, *slack))
+        rows.append((ranks, "budget", *empty, *budget))
+    return ("ranks", "role", *heads, *tiers), rows
 
 
 def plan_text(plan: Plan) -> str:
     """Return the whole plan as plain text."""
     lines = [f"KV cache plan: {title(plan)}"]
-    lines += [f"  {name + ':':<24}{text}" for name, text in capacity_lines(plan)]
+    lines += [f"  {name + ':' if name else '':<24}{text}" for name, text in capacity_lines(plan)]
     heads, rows = role_table(plan)
     lines += ["", *_aligned([heads, *rows])]
     return "\n".join(lines)

@@ -2,116 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tandemkv.config import KvCacheConfig, Mapping, SpeculativeConfig, check_count
 from tandemkv.errors import ConfigError
-from tandemkv.geometry.layers import Layer
+from tandemkv.planning.groups import Terms
 from tandemkv.planning.report import plan_text
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupPlan:
-    """The layers of a role on a rank that share a block table.
-
-    Attributes:
-        lifetime: which tokens the group keeps; `full_attention` keeps all.
-        layer_indices: the layers' numbers in their model, from 0.
-        bytes_per_token: bytes of one token in all layers of the group.
-        page_bytes: bytes of one page.
-        num_pages: device pages, the reserved page 0 included.
-        num_host_pages, num_disk_pages: pages on the lower tiers, which reserve none.
-        device_bytes, host_bytes, disk_bytes: bytes of those pages.
-    """
-
-    lifetime: str
-    layer_indices: tuple[int, ...]
-    bytes_per_token: int
-    page_bytes: int
-    num_pages: int
-    num_host_pages: int
-    num_disk_pages: int
-    device_bytes: int
-    host_bytes: int
-    disk_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values; `layers` is their count."""
-        return {
-            "lifetime": self.lifetime,
-            "layers": len(self.layer_indices),
-            "layer_indices": list(self.layer_indices),
-            "bytes_per_token": self.bytes_per_token,
-            "page_bytes": self.page_bytes,
-            "num_pages": self.num_pages,
-            "device_bytes": self.device_bytes,
-            "num_host_pages": self.num_host_pages,
-            "host_bytes": self.host_bytes,
-            "num_disk_pages": self.num_disk_pages,
-            "disk_bytes": self.disk_bytes,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RolePlan:
-    """What one role has on one rank.
-
-    Attributes:
-        role: `target` or `draft`.
-        layers: the layers on this rank, in model order; pools are built from them.
-        layer_indices: their numbers in the model, from 0.
-        tp_size: ranks that share the role's KV heads (1 under attention data parallelism).
-        bytes_per_token: bytes of one token in all layers, on this rank.
-        fixed_bytes: device bytes that do not grow with tokens.
-        page_bytes: bytes of one page: `bytes_per_token * tokens_per_block`.
-        num_pages: device pages, the reserved page 0 included.
-        device_bytes: device bytes: `fixed_bytes + num_pages * page_bytes`.
-        num_host_pages, host_bytes, num_disk_pages, disk_bytes: the lower tiers.
-        groups: the cache groups that the layers form.
-    """
-
-    role: str
-    layers: tuple[Layer, ...]
-    layer_indices: tuple[int, ...]
-    tp_size: int
-    bytes_per_token: int
-    fixed_bytes: int
-    page_bytes: int
-    num_pages: int
-    device_bytes: int
-    num_host_pages: int
-    host_bytes: int
-    num_disk_pages: int
-    disk_bytes: int
-    groups: tuple[GroupPlan, ...]
-
-    def tier_bytes(self, tier: str) -> int:
-        """Return the bytes of this role on `device`, `host` or `disk`."""
-        return {
-            "device": self.device_bytes,
-            "host": self.host_bytes,
-            "disk": self.disk_bytes,
-        }[tier]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values; `layers` is their count."""
-        return {
-            "bytes_per_token": self.bytes_per_token,
-            "fixed_bytes": self.fixed_bytes,
-            "page_bytes": self.page_bytes,
-            "num_pages": self.num_pages,
-            "device_bytes": self.device_bytes,
-            "host_bytes": self.host_bytes,
-            "num_host_pages": self.num_host_pages,
-            "disk_bytes": self.disk_bytes,
-            "num_disk_pages": self.num_disk_pages,
-            "layers": len(self.layers),
-            "layer_indices": list(self.layer_indices),
-            "tp_size": self.tp_size,
-            "groups": [group.to_dict() for group in self.groups],
-        }
+from tandemkv.planning.roles import GroupPlan, RolePlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,8 +59,8 @@ class RankPlan:
     """One rank. On every tier `target + draft + slack` is the budget, exactly.
 
     Attributes:
-        rank: `pp_rank * tp_size + tp_rank`.
-        pp_rank, tp_rank: its place.
+        rank: `(pp_rank * cp_size + cp_rank) * tp_size + tp_rank`.
+        pp_rank, cp_rank, tp_rank: its place.
         target: the target's share.
         draft: the draft's share, or None on a rank without draft layers.
         tiers: budgets and slack.
@@ -167,6 +68,7 @@ class RankPlan:
 
     rank: int
     pp_rank: int
+    cp_rank: int
     tp_rank: int
     target: RolePlan
     draft: RolePlan | None
@@ -187,6 +89,7 @@ class RankPlan:
         return {
             "rank": self.rank,
             "pp_rank": self.pp_rank,
+            "cp_rank": self.cp_rank,
             "tp_rank": self.tp_rank,
             "budget_bytes": self.budget_bytes,
             "slack_bytes": self.slack_bytes,
@@ -202,9 +105,11 @@ class Plan:
 
     Attributes:
         config, mapping, speculative: what was asked for.
+        terms: what that asks of every cache group.
         target_name, draft_name: the models.
         max_seq_len: longest sequence in tokens, resolved.
-        num_blocks: pages of each role on each rank, the reserved page 0 included.
+        num_blocks: pages of each role on each rank in the groups that keep every token, the
+            reserved page 0 included; 0 where there is none, so that tokens have no limit.
         num_host_blocks, num_disk_blocks: pages on the lower tiers, which reserve none.
         ranks: one entry per rank, in rank order.
         notes: what the user should know, one sentence each.
@@ -213,6 +118,7 @@ class Plan:
     config: KvCacheConfig
     mapping: Mapping
     speculative: SpeculativeConfig | None
+    terms: Terms
     target_name: str
     draft_name: str | None
     max_seq_len: int
@@ -252,13 +158,22 @@ class Plan:
         """Later tokens that draft KV at a position depends on; 0 without draft KV."""
         return 0 if self.speculative is None else self.speculative.lookahead
 
+    @property
+    def headroom_tokens(self) -> int:
+        """Tokens that a generation step may touch: extra tokens, reserve and one."""
+        return self.terms.headroom
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block: a page of `tokens_per_block` on each context-parallel rank."""
+        return self.terms.block_tokens
+
     def blocks_of(self, tokens: int) -> int:
         """Return the blocks that a sequence of `tokens` tokens takes at its largest.
 
-        `cdiv(tokens + extra_tokens + reserve_tokens + 1, tokens_per_block)`.
+        `cdiv(tokens + extra_tokens + reserve_tokens + 1, block_tokens)`.
         """
-        room = tokens + self.extra_tokens + self.reserve_tokens + 1
-        return -(-room // self.tokens_per_block)
+        return -(-(tokens + self.headroom_tokens) // self.block_tokens)
 
     @property
     def row_width(self) -> int:
@@ -266,17 +181,25 @@ class Plan:
         return -(-self.blocks_of(self.max_seq_len) // 4) * 4
 
     @property
-    def max_tokens(self) -> int:
-        """Tokens that sequences can use: `(num_blocks - 1) * tokens_per_block`."""
-        return (self.num_blocks - 1) * self.tokens_per_block
+    def max_tokens(self) -> int | None:
+        """Tokens that sequences can use: `(num_blocks - 1) * block_tokens`; None: no limit."""
+        return (self.num_blocks - 1) * self.block_tokens if self.num_blocks else None
+
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that can be open: the batch times the micro-batches in flight."""
+        return self.terms.sequences
 
     @property
     def max_concurrency(self) -> int:
-        """Sequences of `max_seq_len` tokens that fit at a time, not limited by the batch size."""
+        """Sequences of `max_seq_len` tokens that fit at a time; see `concurrency`."""
         return self.concurrency(self.max_seq_len)
 
     def concurrency(self, request_len: int) -> int:
         """Return how many sequences of `request_len` tokens fit at a time, sharing nothing.
+
+        Not limited by the batch size, unless no group grows with tokens: then `max_sequences`,
+        for which windows and states are there.
 
         Raises:
             ConfigError: `request_len` is not in `1 ..= max_seq_len`.
@@ -287,13 +210,35 @@ class Plan:
                 field="request_len",
                 value=request_len,
             )
+        if not self.num_blocks:
+            return self.max_sequences
         return (self.num_blocks - 1) // self.blocks_of(request_len)
 
     @property
     def max_request_len(self) -> int:
         """Longest sequence that fits alone, in tokens, at most `max_seq_len`; 0 if none does."""
-        room = self.max_tokens - self.extra_tokens - self.reserve_tokens - 1
-        return max(0, min(self.max_seq_len, room))
+        if self.max_tokens is None:
+            return self.max_seq_len
+        return max(0, min(self.max_seq_len, self.max_tokens - self.headroom_tokens))
+
+    def groups(self) -> Iterator[GroupPlan]:
+        """Yield every cache group of every rank and role."""
+        for rank in self.ranks:
+            yield from rank.target.groups
+            if rank.draft is not None:
+                yield from rank.draft.groups
+
+    @property
+    def hittable_endpoints(self) -> int | None:
+        """Cached prefixes that stay hittable while all sequences run; None: tokens decide alone.
+
+        Windows and states of a prefix are needed at its end, so at full load only those of
+        `cached_endpoints` are sure to be there, and the snapshots of states that are charged
+        beside the tokens.
+        """
+        if all(group.lifetime in ("full_attention", "cross_attention") for group in self.groups()):
+            return None
+        return self.config.cached_endpoints
 
     @property
     def data_parallel_size(self) -> int:
@@ -312,6 +257,9 @@ class Plan:
             "max_seq_len": self.max_seq_len,
             "max_request_len": self.max_request_len,
             "max_batch_size": self.max_batch_size,
+            "max_sequences": self.max_sequences,
+            "block_tokens": self.block_tokens,
+            "hittable_endpoints": self.hittable_endpoints,
             "data_parallel_size": self.data_parallel_size,
             "row_width": self.row_width,
             "extra_tokens": self.extra_tokens,
@@ -325,6 +273,11 @@ class Plan:
             "notes": list(self.notes),
             "ranks": [rank.to_dict() for rank in self.ranks],
         }
+
+    def digest(self) -> str:
+        """Return a SHA-256 over every number and name of the plan, the same in every process."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def __str__(self) -> str:
         return plan_text(self)

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from tandemkv import _core
 from tandemkv.config import KvCacheConfig, Mapping, SpeculativeConfig
 from tandemkv.errors import ConfigError
 from tandemkv.geometry.layers import Layer, ModelGeometry
+from tandemkv.planning.assembly import Pair, Stage, TierSplit, build_ranks
+from tandemkv.planning.checks import (
+    check_roles,
+    check_type,
+    declared_max_seq_len,
+    max_pages,
+    rank_budgets,
+)
+from tandemkv.planning.groups import Terms, group_layers, plan_terms
+from tandemkv.planning.longest import longest_plan
+from tandemkv.planning.notes import plan_notes
 from tandemkv.planning.placement import draft_partition, layer_ranges, target_partition
-from tandemkv.planning.result import GroupPlan, Plan, RankPlan, RolePlan, TierPlan, Tiers
+from tandemkv.planning.result import Plan
 from tandemkv.planning.split import TIERS
 
-
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """The layers of one role on one pipeline stage, and what a token costs there."""
-
-    layers: tuple[Layer, ...]
-    indices: tuple[int, ...]
-    tp_size: int
-    bytes_per_token: int
-
-    @property
-    def cost(self) -> tuple[int, int]:
-        # Full attention keeps every token, so nothing is fixed.
-        return self.bytes_per_token, 0
-
-
-@dataclass(frozen=True, slots=True)
-class _TierSplit:
-    """Pages of a tier, and (target, draft, slack) bytes per stage; zeros on an unused tier."""
-
-    pages: int
-    shares: tuple[tuple[int, int, int], ...]
+_Value = TypeVar("_Value")
 
 
 def plan(
@@ -44,11 +36,14 @@ def plan(
     config: KvCacheConfig,
     mapping: Mapping | None = None,
     speculative: SpeculativeConfig | None = None,
+    device_bytes: Sequence[int | str] | None = None,
+    host_bytes: Sequence[int | str] | None = None,
 ) -> Plan:
     """Divide each rank's memory between target and draft, in whole pages.
 
     Both roles get the same number of pages on all ranks, the smallest that any rank can hold;
-    target, draft and slack add up to the budget on every rank and tier, exactly.
+    target, draft and slack add up to the budget on every rank and tier, exactly. Windows and
+    states, which do not grow with tokens, come off first.
 
     Args:
         target: the model; its `role` is `target`.
@@ -57,271 +52,160 @@ def plan(
         config: budgets and sizes, per rank.
         mapping: the parallel layout; None: one rank.
         speculative: the mode; None: no speculation.
+        device_bytes: what each rank has for KV, in rank order, where ranks differ; a rank's budget
+            is that, at most `max_gpu_total_bytes`. None: all have that.
+        host_bytes: the same for the host tier, at most `host_cache_size`.
 
     Raises:
-        BudgetError: a budget does not hold two pages of both roles (one on host and disk).
+        BudgetError: a budget does not hold the fixed bytes and two pages of both roles (one page
+            on host and disk).
         GeometryError: KV heads that the ranks cannot hold whole.
         ConfigError: arguments that contradict each other.
     """
     mapping = Mapping() if mapping is None else mapping
-    _check_type("target", target, ModelGeometry)
-    _check_type("config", config, KvCacheConfig)
-    _check_type("mapping", mapping, Mapping)
+    check_type("target", target, ModelGeometry)
+    check_type("config", config, KvCacheConfig)
+    check_type("mapping", mapping, Mapping)
     if draft is not None:
-        _check_type("draft", draft, ModelGeometry)
+        check_type("draft", draft, ModelGeometry)
     if speculative is not None:
-        _check_type("speculative", speculative, SpeculativeConfig)
-    _check_roles(target, draft, mapping, speculative)
-    for geometry in (target, draft):
-        if geometry is not None:
-            _check_priced(geometry)
-    max_seq_len = _max_seq_len(target, config, speculative)
-    targets = _stages(
-        target,
-        target_partition(target.num_layers, mapping.pp_size, mapping.pp_partition),
-        mapping.target_width,
+        check_type("speculative", speculative, SpeculativeConfig)
+    check_roles(target, draft, mapping, speculative)
+    max_seq_len = declared_max_seq_len(target, config, speculative)
+    budgets = {
+        "device": rank_budgets("device_bytes", device_bytes, config.max_gpu_total_bytes, mapping),
+        "host": rank_budgets("host_bytes", host_bytes, config.host_cache_size, mapping),
+        "disk": rank_budgets("disk_bytes", None, config.disk_cache_size, mapping),
+    }
+    solve = partial(_solve, _Request(target, draft, config, mapping, speculative, budgets))
+    if max_seq_len is not None:
+        return solve(max_seq_len)
+    windows = {
+        part.window or part.chunk
+        for geometry in (target, draft)
+        if geometry is not None
+        for layer in set(geometry.layers)
+        for part in layer.parts
+    }
+    lookahead = plan_terms(config, mapping, speculative, 1).lookahead
+    return longest_plan(
+        solve,
+        limit=target.max_position_embeddings,
+        least=1 if speculative is None else speculative.max_draft_len + 1,
+        turns={size + lookahead for size in windows if size is not None},
     )
-    if draft is None or speculative is None:
-        drafts = tuple(_Stage((), (), mapping.draft_width, 0) for _ in targets)
-    else:
-        placement = speculative.traits.placement
-        partition = draft_partition(draft.num_layers, mapping.pp_size, placement)
-        drafts = _stages(draft, partition, mapping.draft_width)
-    splits = {tier: _split_tier(tier, config, mapping, targets, drafts) for tier in TIERS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The arguments of `plan`, checked, and the budget of every rank by tier."""
+
+    target: ModelGeometry
+    draft: ModelGeometry | None
+    config: KvCacheConfig
+    mapping: Mapping
+    speculative: SpeculativeConfig | None
+    budgets: dict[str, list[int]]
+
+
+def _solve(request: _Request, max_seq_len: int) -> Plan:
+    """Plan for sequences of at most `max_seq_len` tokens."""
+    config, mapping = request.config, request.mapping
+    terms = plan_terms(config, mapping, request.speculative, max_seq_len)
+    stages = _pairs(request, terms)
+    _check_lower_tiers(config, stages)
+    splits = {tier: _split_tier(request, tier, terms, stages) for tier in TIERS}
+    target, draft = request.target, request.draft
     return Plan(
         config=config,
         mapping=mapping,
-        speculative=speculative,
+        speculative=request.speculative,
+        terms=terms,
         target_name=target.name,
         draft_name=None if draft is None else draft.name,
         max_seq_len=max_seq_len,
         num_blocks=splits["device"].pages,
         num_host_blocks=splits["host"].pages,
         num_disk_blocks=splits["disk"].pages,
-        ranks=_ranks(config, mapping, targets, drafts, splits),
-        notes=_position_notes(target, draft, max_seq_len),
+        ranks=build_ranks(mapping, terms, stages, request.budgets, splits),
+        notes=plan_notes(target, draft, config, max_seq_len, stages),
     )
 
 
-def _check_type(field: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise ConfigError(
-            f"{field} is {value!r}; a tandemkv.{kind.__name__} is needed", field=field, value=value
-        )
+def _pairs(request: _Request, terms: Terms) -> tuple[Pair, ...]:
+    """Return target and draft of every pipeline stage."""
+    mapping = request.mapping
+    partition = target_partition(request.target.num_layers, mapping.pp_size, mapping.pp_partition)
+    targets = _stages(request.target, partition, mapping.target_width, terms)
+    if request.draft is None or request.speculative is None:
+        empty = Stage((), (), mapping.draft_width, ())
+        return tuple((target, empty) for target in targets)
+    placement = request.speculative.traits.placement
+    partition = draft_partition(request.draft.num_layers, mapping.pp_size, placement)
+    drafts = _stages(request.draft, partition, mapping.draft_width, terms)
+    return tuple(zip(targets, drafts, strict=True))
 
 
-def _check_priced(geometry: ModelGeometry) -> None:
-    """Refuse layers whose lifetime is not planned: none is silently charged as full attention.
+def _stages(
+    geometry: ModelGeometry, partition: Sequence[int], tp_size: int, terms: Terms
+) -> tuple[Stage, ...]:
+    # Most models repeat few layers: price each distinct part once.
+    prices: dict[Layer, int] = {}
 
-    Raises:
-        ConfigError: a layer that does not keep every token, or that keeps its keys as values.
-    """
-    for index, layer in enumerate(geometry.layers):
-        if layer.keeps_all_tokens and not layer.shared_kv and not layer.beside:
-            continue
-        what = next(
-            text
-            for found, text in (
-                (layer.beside, "attention beside other state"),
-                (layer.shared_kv, "values that are the keys"),
-                (layer.window is not None, f"a sliding window of {layer.window} tokens"),
-                (layer.chunk is not None, f"chunked attention of {layer.chunk} tokens"),
-                (True, f"kind {layer.kind!r}"),
+    def price(part: Layer) -> int:
+        if part not in prices:
+            prices[part] = (
+                part.state_bytes(tp_size) if part.kind == "state" else part.bytes_per_token(tp_size)
             )
-            if found
-        )
-        raise ConfigError(
-            f"{geometry.role} {geometry.name!r}: layer {index} has {what}, which cannot be planned "
-            "yet; supported: attention and latent attention over all tokens",
-            field=geometry.role,
-            value=layer.kind,
-        )
+        return prices[part]
 
-
-def _check_roles(
-    target: ModelGeometry,
-    draft: ModelGeometry | None,
-    mapping: Mapping,
-    speculative: SpeculativeConfig | None,
-) -> None:
-    for field, geometry in (("target", target), ("draft", draft)):
-        if geometry is not None and geometry.role != field:
-            raise ConfigError(
-                f"{field} is {geometry.name!r}, whose role is {geometry.role!r}; read it with "
-                f"role={field!r}",
-                field=field,
-                value=geometry.role,
-            )
-    if draft is None:
-        if speculative is not None and speculative.traits.has_draft:
-            raise ConfigError(
-                f"speculative mode {speculative.mode!r} keeps draft KV, but draft is None",
-                field="draft",
-            )
-        if mapping.draft_tp_size is not None:
-            raise ConfigError(
-                f"draft_tp_size is {mapping.draft_tp_size}, but there is no draft",
-                field="draft_tp_size",
-                value=mapping.draft_tp_size,
-            )
-    elif speculative is None:
-        raise ConfigError(
-            f"draft is {draft.name!r}, but speculative is None: the mode decides which ranks hold "
-            "the draft and how many tokens a step writes",
-            field="speculative",
-        )
-    elif not speculative.traits.has_draft:
-        raise ConfigError(
-            f"draft is {draft.name!r}, but speculative mode {speculative.mode!r} keeps no draft KV",
-            field="draft",
-            value=draft.name,
-        )
-
-
-def _max_seq_len(
-    target: ModelGeometry, config: KvCacheConfig, speculative: SpeculativeConfig | None
-) -> int:
-    max_seq_len = config.max_seq_len or target.max_position_embeddings
-    if max_seq_len is None:
-        raise ConfigError(
-            f"max_seq_len is None, and {target.name!r} declares no max_position_embeddings",
-            field="max_seq_len",
-        )
-    if speculative is not None and speculative.max_draft_len >= max_seq_len:
-        raise ConfigError(
-            f"max_draft_len is {speculative.max_draft_len}, but max_seq_len is {max_seq_len}: no "
-            "sequence could hold a draft",
-            field="max_draft_len",
-            value=speculative.max_draft_len,
-        )
-    return max_seq_len
-
-
-def _stages(geometry: ModelGeometry, partition: Sequence[int], tp_size: int) -> tuple[_Stage, ...]:
-    # Most models repeat one layer: price each distinct one once.
-    prices = {layer: layer.bytes_per_token(tp_size) for layer in set(geometry.layers)}
     stages = []
     for numbers in layer_ranges(partition):
         layers = geometry.layers[numbers.start : numbers.stop]
-        price = sum(prices[layer] for layer in layers)
-        stages.append(_Stage(layers, tuple(numbers), tp_size, price))
+        groups = group_layers(layers, numbers.start, price, terms)
+        stages.append(Stage(layers, tuple(numbers), tp_size, groups))
+    placed = [index for stage in stages for index in stage.indices]
+    assert placed == list(range(geometry.num_layers)), "every layer is on exactly one stage"
     return tuple(stages)
 
 
-def _split_tier(
-    tier: str,
-    config: KvCacheConfig,
-    mapping: Mapping,
-    targets: Sequence[_Stage],
-    drafts: Sequence[_Stage],
-) -> _TierSplit:
-    budget = config.tier_bytes(tier)
-    if budget == 0:
-        return _TierSplit(0, ((0, 0, 0),) * mapping.pp_size)
+def _split_tier(request: _Request, tier: str, terms: Terms, stages: Sequence[Pair]) -> TierSplit:
+    mapping, budgets = request.mapping, request.budgets[tier]
+    if not any(budgets):
+        return TierSplit(False, 0, ((0, 0, 0),) * mapping.world_size)
 
-    def every_rank(stages: Sequence[_Stage]) -> list[tuple[int, int]]:
-        return [cost for stage in stages for cost in [stage.cost] * mapping.tp_size]
+    def every_rank(values: Iterable[_Value]) -> list[_Value]:
+        return [value for value in values for _ in range(mapping.ranks_per_stage)]
 
+    # What one more sequence of the batch takes, so that a refusal can name the batch that fits.
+    one_more = [
+        mapping.pp_size * (target.per_sequence_bytes + draft.per_sequence_bytes)
+        for target, draft in stages
+    ]
+    on_device = tier == "device"
     pages, ranks = _core.split_pages(
         tier=tier,
-        tokens_per_block=config.tokens_per_block,
-        budget_bytes=[budget] * mapping.world_size,
-        target=every_rank(targets),
-        draft=every_rank(drafts),
+        tokens_per_block=terms.tokens_per_block,
+        budget_bytes=budgets,
+        target=every_rank(target.cost(tier) for target, _ in stages),
+        draft=every_rank(draft.cost(tier) for _, draft in stages),
+        bytes_per_sequence=every_rank(one_more) if on_device and any(one_more) else None,
+        max_batch_size=request.config.max_batch_size,
+        max_pages=max_pages(request.config, mapping) if on_device else None,
     )
-    assert pages is not None, "a target has layers, and every layer costs bytes per token"
-    # The ranks of a stage are alike: its first one speaks for all.
-    firsts = ranks[:: mapping.tp_size]
-    return _TierSplit(pages, tuple((target, draft, slack) for _, target, draft, slack in firsts))
+    return TierSplit(True, pages or 0, tuple((t, d, slack) for _, t, d, slack in ranks))
 
 
-def _ranks(
-    config: KvCacheConfig,
-    mapping: Mapping,
-    targets: Sequence[_Stage],
-    drafts: Sequence[_Stage],
-    splits: dict[str, _TierSplit],
-) -> tuple[RankPlan, ...]:
-    ranks: list[RankPlan] = []
-    for pp_rank, (target, draft) in enumerate(zip(targets, drafts, strict=True)):
-        # Ranks of a stage hold the same layers and bytes, so they share these (frozen) parts.
-        shares = {tier: split.shares[pp_rank] for tier, split in splits.items()}
-        target_plan = _role("target", target, config, splits, [shares[t][0] for t in TIERS])
-        draft_plan = (
-            _role("draft", draft, config, splits, [shares[t][1] for t in TIERS])
-            if draft.layers
-            else None
-        )
-        tiers = Tiers(
-            **{
-                tier: TierPlan(budget_bytes=config.tier_bytes(tier), slack_bytes=shares[tier][2])
-                for tier in TIERS
-            }
-        )
-        ranks += [
-            RankPlan(
-                rank=pp_rank * mapping.tp_size + tp_rank,
-                pp_rank=pp_rank,
-                tp_rank=tp_rank,
-                target=target_plan,
-                draft=draft_plan,
-                tiers=tiers,
+def _check_lower_tiers(config: KvCacheConfig, stages: Sequence[Pair]) -> None:
+    """Refuse a host or disk tier that no page would ever lie on."""
+    costs = [stage.cost("host") for pair in stages for stage in pair]
+    holds = any(slope or fixed for slope, fixed in costs)
+    for field in ("host_cache_size", "disk_cache_size"):
+        size = getattr(config, field)
+        if size and not holds:
+            raise ConfigError(
+                f"{field} is {size}, but no layer keeps every token and cached_endpoints is 0: "
+                "the tier would hold nothing",
+                field=field,
+                value=size,
             )
-            for tp_rank in range(mapping.tp_size)
-        ]
-    return tuple(ranks)
-
-
-def _role(
-    role: str,
-    stage: _Stage,
-    config: KvCacheConfig,
-    splits: dict[str, _TierSplit],
-    tier_bytes: Sequence[int],
-) -> RolePlan:
-    device_bytes, host_bytes, disk_bytes = tier_bytes
-    page_bytes = stage.bytes_per_token * config.tokens_per_block
-    pages = [splits[tier].pages for tier in TIERS]
-    # Every layer keeps all its tokens, so a role is one group.
-    group = GroupPlan(
-        lifetime="full_attention",
-        layer_indices=stage.indices,
-        bytes_per_token=stage.bytes_per_token,
-        page_bytes=page_bytes,
-        num_pages=pages[0],
-        num_host_pages=pages[1],
-        num_disk_pages=pages[2],
-        device_bytes=device_bytes,
-        host_bytes=host_bytes,
-        disk_bytes=disk_bytes,
-    )
-    return RolePlan(
-        role=role,
-        layers=stage.layers,
-        layer_indices=stage.indices,
-        tp_size=stage.tp_size,
-        bytes_per_token=stage.bytes_per_token,
-        fixed_bytes=stage.cost[1],
-        page_bytes=page_bytes,
-        num_pages=pages[0],
-        device_bytes=device_bytes,
-        num_host_pages=pages[1],
-        host_bytes=host_bytes,
-        num_disk_pages=pages[2],
-        disk_bytes=disk_bytes,
-        groups=(group,),
-    )
-
-
-def _position_notes(
-    target: ModelGeometry, draft: ModelGeometry | None, max_seq_len: int
-) -> tuple[str, ...]:
-    """Say where a model declares fewer positions than sequences may have; heads often do."""
-    return tuple(
-        f"{geometry.name} ({geometry.role}) declares {geometry.max_position_embeddings:,} "
-        f"positions, fewer than max_seq_len {max_seq_len:,}"
-        for geometry in (target, draft)
-        if geometry is not None
-        and geometry.max_position_embeddings is not None
-        and geometry.max_position_embeddings < max_seq_len
-    )
