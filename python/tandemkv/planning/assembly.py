@@ -62,7 +62,7 @@ def build_ranks(
 ) -> tuple[RankPlan, ...]:
     """Return one entry per rank. Ranks that are alike share their (frozen) parts."""
     ranks: list[RankPlan] = []
-    known: dict[tuple[tuple[int, int], ...], Tiers] = {}
+    tiers = _rank_tiers(budgets, splits)
     for pp_rank, (target, draft) in enumerate(stages):
         first = pp_rank * mapping.ranks_per_stage
         # Pages are equal on all ranks, so the ranks of a stage hold the same bytes of each role.
@@ -72,10 +72,6 @@ def build_ranks(
         draft_plan = _role("draft", draft, terms, splits, sizes[1]) if draft.layers else None
         for place in range(mapping.ranks_per_stage):
             rank = first + place
-            key = tuple((budgets[tier][rank], splits[tier].shares[rank][2]) for tier in TIERS)
-            if key not in known:
-                parts = [TierPlan(budget_bytes=size, slack_bytes=slack) for size, slack in key]
-                known[key] = Tiers(**dict(zip(TIERS, parts, strict=True)))
             ranks.append(
                 RankPlan(
                     rank=rank,
@@ -84,10 +80,27 @@ def build_ranks(
                     tp_rank=place % mapping.tp_size,
                     target=target_plan,
                     draft=draft_plan,
-                    tiers=known[key],
+                    tiers=tiers[rank],
                 )
             )
     return tuple(ranks)
+
+
+def _rank_tiers(budgets: Dictionary[str, Sequence[int]], splits: Splits) -> list[Tiers]:
+    """Return budgets and slack of every rank; those of ranks that are alike are one object."""
+    columns = []
+    for tier in TIERS:
+        pairs = list(zip(budgets[tier], (share[2] for share in splits[tier].shares), strict=True))
+        plans = {pair: TierPlan(budget_bytes=pair[0], slack_bytes=pair[1]) for pair in set(pairs)}
+        columns.append([plans[pair] for pair in pairs])
+    known: dict[tuple[int, int, int], Tiers] = {}
+    tiers = []
+    for device, host, disk in zip(*columns, strict=True):
+        key = (id(device), id(host), id(disk))
+        if key not in known:
+            known[key] = Tiers(device=device, host=host, disk=disk)
+        tiers.append(known[key])
+    return tiers
 
 
 def _role(
