@@ -167,24 +167,3 @@ def test_every_kind_as_plain_values() -> None:
         "replicated_elements": 0,
         "dtype": "bf16",
     }
-
-
-@pytest.mark.parametrize(
-    ("special", "words"),
-    [
-        (layer(**GQA, window=512), "layer 1 has a sliding window of 512 tokens"),
-        (layer(**GQA, chunk=512), "layer 1 has chunked attention of 512 tokens"),
-        (layer(**GQA, shared_kv=True), "layer 1 has values that are the keys"),
-        (layer(**GQA, beside=[gated_delta_net()]), "layer 1 has attention beside other state"),
-        (layer(**CROSS), "layer 1 has kind 'cross_attention'"),
-        (gated_delta_net(), "layer 1 has kind 'state'"),
-        (tkv.Layer(kind="none"), "layer 1 has kind 'none'"),
-    ],
-)
-def test_what_cannot_be_planned_is_never_charged_as_full_attention(
-    special: tkv.Layer, words: str
-) -> None:
-    geometry = tkv.ModelGeometry(layers=[layer(**GQA), special])
-    config = tkv.KvCacheConfig(max_gpu_total_bytes=2**30, max_seq_len=4096)
-    with pytest.raises(tkv.ConfigError, match=f"target 'custom': {words}.* cannot be planned yet"):
-        tkv.plan(geometry, config=config)

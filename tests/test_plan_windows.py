@@ -183,6 +183,12 @@ def test_a_layer_may_keep_two_things():
     assert (target.bytes_per_token, target.per_sequence_bytes) == (200, 2000)
 
 
+def test_keys_that_are_the_values_are_charged_once():
+    both, one = (gqa(1, 2, 512, shared_kv=shared) for shared in (False, True))
+    target = lone((*both, *one)).ranks[0].target
+    assert target.bytes_per_token == 4096 + 2048
+
+
 def test_layers_that_keep_nothing_are_placed_and_cost_nothing():
     none = (tkv.Layer(kind="none"),)
     plan = lone(gqa(1) + none + none + gqa(1), layout={"pp_size": 2})

@@ -38,7 +38,7 @@ class TokenCost:
 
     def __post_init__(self) -> None:
         for field in ("full_bytes", "context_bytes", "per_sequence_bytes"):
-            _check_bytes(field, getattr(self, field))
+            _check_number(field, getattr(self, field))
         for field in ("num_sequences", "max_num_tokens"):
             check_count(field, getattr(self, field), least=0)
 
@@ -58,14 +58,14 @@ class TokenCost:
         Raises:
             BudgetError: beyond 64 bits.
         """
-        return _core.token_bytes(self._terms, check_count("tokens", tokens, least=0))
+        return _core.token_bytes(self._terms, _check_number("tokens", tokens))
 
     def tokens(self, budget_bytes: int) -> int | None:
         """Return the most tokens with `Q(tokens) <= budget_bytes`.
 
         0 where not even the sequences fit, None where nothing limits the tokens.
         """
-        return _core.tokens_of_bytes(self._terms, _check_bytes("budget_bytes", budget_bytes))
+        return _core.tokens_of_bytes(self._terms, _check_number("budget_bytes", budget_bytes))
 
     def quota_bytes(self, max_tokens: int, max_util: Fraction | float | str = 1) -> int:
         """Return the bytes of which `max_util` holds `max_tokens` tokens: `ceil(Q / max_util)`."""
@@ -77,7 +77,7 @@ class TokenCost:
         """Return the tokens that `max_util` of a quota holds; see `tokens`."""
         limit = to_fraction("max_util", max_util)
         _, used = _core.utilization(
-            (limit.numerator, limit.denominator), _check_bytes("quota_bytes", quota_bytes)
+            (limit.numerator, limit.denominator), _check_number("quota_bytes", quota_bytes)
         )
         return self.tokens(used)
 
@@ -92,10 +92,10 @@ class TokenCost:
         }
 
 
-def _check_bytes(field: str, value: object) -> int:
+def _check_number(field: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_BYTES:
         raise ConfigError(
-            f"{field} is {value!r}; a number of bytes of at most 63 bits is needed",
+            f"{field} is {value!r}; an integer >= 0 of at most 63 bits is needed",
             field=field,
             value=value,
         )
