@@ -148,14 +148,13 @@ impl Ledger {
             pool.release_fenced(&self.steps);
         }
         self.tree.release_fenced(&self.steps);
-        let mut at = 0;
-        while at < self.copies.len() {
-            if self.copies[at].0 == step {
-                let (_, source) = self.copies.remove(at);
+        let copies = std::mem::take(&mut self.copies);
+        for (queued_in, source) in copies {
+            if queued_in == step {
                 self.tree.tick += 1;
                 self.tree.unpin(source, &self.blocks, &self.steps);
             } else {
-                at += 1;
+                self.copies.push((queued_in, source));
             }
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! Matching: the longest usable agreement of a prompt with the tree. Read-only.
 
+use smallvec::SmallVec;
+
 use crate::blocks::Blocks;
 use crate::ids::{NodeId, Token};
 use crate::prefix::Tree;
@@ -14,6 +16,9 @@ pub(crate) struct Found {
     /// the path is in this node or above it, also after nodes on the path were split.
     pub tail: NodeId,
 }
+
+/// Branches still to follow, the next one last. Few paths have more than one.
+type Ahead = SmallVec<[Branch; 4]>;
 
 /// Where a search may go on from a node.
 enum Branch {
@@ -45,7 +50,8 @@ impl Tree {
             usable: 0,
             tail: root,
         };
-        let mut ahead = vec![Branch::Through(root)];
+        let mut ahead: Ahead = SmallVec::new();
+        ahead.push(Branch::Through(root));
         while let Some(branch) = ahead.pop() {
             let (node, same) = match branch {
                 Branch::Into(node, same) => (node, same),
@@ -69,7 +75,7 @@ impl Tree {
         id: NodeId,
         tokens: &[Token],
         draft_from: Option<u32>,
-        ahead: &mut Vec<Branch>,
+        ahead: &mut Ahead,
     ) -> usize {
         let node = &self.nodes[id.get()];
         let size = blocks.tokens_per_block();
