@@ -202,6 +202,7 @@ _KDA = {"kda_layers": [1, 2], "full_attn_layers": [2], "num_heads": 2, "head_dim
         (_KIMI, {"linear_attn_config": 3}, "linear_attn_config"),
         (_KIMI, {"layer_types": ...}, "layer_types"),
         (_NANO, {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern"),
+        (_NANO, {"hybrid_override_pattern": ""}, "hybrid_override_pattern"),
         (_NANO, {"hybrid_override_pattern": "M*"}, "hybrid_override_pattern"),
         (_NANO, {"mamba_ssm_cache_dtype": "int3"}, "mamba_ssm_cache_dtype"),
         (_NANO, {"mamba_num_heads": 0}, "mamba_num_heads"),

@@ -66,9 +66,10 @@ def test_window_that_is_none_or_not_positive_is_full_attention(window: int | Non
 
 
 def test_values_that_are_the_keys_are_kept_once() -> None:
-    """Gemma 4, a full layer: 2 heads of 512 elements in bf16 take 2,048 B and not 4,096."""
+    """2 heads of 512 elements in bf16 take 2,048 B and not 4,096; 4 ranks keep a head each."""
     one = layer(kind="attention", num_kv_heads=2, head_dim=512, shared_kv=True)
     assert one.bytes_per_token() == 2048
+    assert one.bytes_per_token(tp_size=4) == 1024
 
 
 @given(

@@ -167,9 +167,9 @@ def _nemotron_layers(config: ConfigView, pattern_field: str, blocks_field: str) 
     """Return a layer per letter of the pattern, or per entry of the list that replaced it."""
     pattern = config.data.get(pattern_field)
     kinds = config.items(blocks_field, str)
-    if isinstance(pattern, str) and all(letter in _NEMOTRON_KINDS for letter in pattern):
+    if isinstance(pattern, str) and set(pattern) <= _NEMOTRON_KINDS.keys() and pattern:
         kinds = [_NEMOTRON_KINDS[letter] for letter in pattern]
-    elif kinds is None:
+    elif not kinds:
         raise config.error(pattern_field, "a string of M, *, - and E is needed")
     attention = grouped_query_layer(config)
     head_dim = config.optional_size("head_dim", "attention_head_dim")
