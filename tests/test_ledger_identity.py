@@ -166,6 +166,16 @@ def test_a_claim_does_not_open_a_fence(engine: str) -> None:
     assert (s.count("cached"), s.count("evictable")) == (1, 0)
 
 
+def test_a_claimed_node_may_be_split_and_lose_its_rest(engine: str) -> None:
+    """Both items copy from block 0; the first one takes block 1, which nobody claimed."""
+    s = Scenario(engine, num_pages=(4,))
+    s.serve(tokens(8))
+    requests = [s.request((0, 1, 2, 90, 91)), s.request((0, 1, 2, 92))]
+    _, handles, hits = s.ledger.admit(s.begin(), requests)
+    assert (handles[0] > 0, handles[1], hits) == (True, -1, [3, 0])
+    assert s.match(tokens(8)) == 4
+
+
 def test_a_repeated_single_token_is_no_hit(engine: str) -> None:
     """A tail counts its tokens, not its page (alibaba/tair-kvcache#168)."""
     s = Scenario(engine, tokens_per_block=16)
@@ -222,6 +232,15 @@ def test_the_draft_valid_twin_wins(engine: str) -> None:
     s.advance(step, again)
     assert s.pages(again) == s.pages(plain)[:1]
     assert s.count("cached") == 2
+
+
+def test_twins_are_compared_by_what_is_used_of_them(engine: str) -> None:
+    """Without partial reuse 6 tokens that agree are worth 4: the twin with a draft wins."""
+    s = Scenario(engine, has_draft=True, partial_reuse=False)
+    s.serve(tokens(8), draft_from=-1)
+    paired = s.prefill(tokens(4))
+    plain = s.prefill((*tokens(6), 90), draft_from=-1)
+    assert s.pages(plain)[0] == s.pages(paired)[0]
 
 
 @pytest.mark.parametrize(("partial_reuse", "hit"), [(False, 4), (True, 7)])

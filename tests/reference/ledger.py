@@ -43,7 +43,6 @@ class ReferenceLedger:
         self.tick = 0
         self.next_page = 0
         self.claimed: set[int] = set()  # the `id()` of blocks, during `admit`
-        self.claims_broken = False
         self.counters: Counter[str] = Counter()
 
     # Steps and fences
@@ -118,7 +117,6 @@ class ReferenceLedger:
             leaves = [block for block in self.evictable() if not block.children]
             unclaimed = [block for block in leaves if id(block) not in self.claimed]
             victim = min(unclaimed or leaves, key=lambda block: block.last_use)
-            self.claims_broken |= not unclaimed and bool(self.claimed)
             self.tree.remove(victim)
             self._give_up(victim.pages, victim.stamp)
             self.counters["evicted_blocks"] += 1
@@ -138,7 +136,7 @@ class ReferenceLedger:
         self._check_admit(step, items)
         matches = [self._match_item(item) for item in items]
         self.claimed = {id(block) for match in matches for block in match.path}
-        self.claims_broken = False
+        evicted = self.counters["evicted_blocks"]
         handles: list[int] = []
         hits: list[int] = []
         for item, claimed in zip(items, matches, strict=True):
@@ -146,7 +144,8 @@ class ReferenceLedger:
                 handles.append(NOT_TRIED)
                 hits.append(0)
                 continue
-            match = self._match_item(item) if self.claims_broken else claimed
+            is_stale = self.counters["evicted_blocks"] != evicted
+            match = self._match_item(item) if is_stale else claimed
             handle, hit = self._admit_one(step, item, match)
             handles.append(handle)
             hits.append(hit)

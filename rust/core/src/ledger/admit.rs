@@ -73,6 +73,7 @@ impl Ledger {
     ) -> Result<usize, LedgerError> {
         self.check_admit(step, batch, handle.len(), hit.len())?;
         let found = self.claim_all(batch);
+        let evicted = self.counters.evicted_blocks;
         let mut admitted = 0;
         let mut stopped = false;
         for at in 0..batch.prompts.len() {
@@ -82,9 +83,9 @@ impl Ledger {
                 continue;
             }
             let item = self.item(batch, at);
-            // A claimed path is only lost if an earlier item had to evict it.
+            // An eviction may have taken a claimed block, or the rest of a node whose first blocks are.
             let match_ = match &found {
-                Some(found) if !self.tree.claims_broken => found[at],
+                Some(found) if self.counters.evicted_blocks == evicted => found[at],
                 _ => self.match_item(&item),
             };
             match self.admit_one(step, &item, match_) {
@@ -180,16 +181,8 @@ impl Ledger {
             let match_ = self.match_item(&item);
             let demand = self.demand(&item, match_.usable);
             let end = demand.shared + u32::from(demand.source);
-            // Blocks past the hit are not claimed: the tail must be a node that is.
-            let tail = match end.checked_sub(1) {
-                Some(last) => self.tree.holder(match_.tail, last),
-                None => NodeId::NONE,
-            };
-            self.tree.claim(tail, end);
-            found.push(Found {
-                usable: demand.hit,
-                tail,
-            });
+            self.tree.claim(match_.tail, end);
+            found.push(match_);
         }
         Some(found)
     }
@@ -206,7 +199,17 @@ impl Ledger {
             item.scope,
             item.prompt,
             self.draft_need(item.draft_from),
+            self.hit_unit(),
         )
+    }
+
+    /// What usable lengths are multiples of.
+    pub(crate) fn hit_unit(&self) -> u32 {
+        if self.config.partial_reuse {
+            1
+        } else {
+            self.config.tokens_per_block
+        }
     }
 
     /// What a sequence needs of the draft-valid flag of blocks: without a draft in the ledger all
@@ -223,9 +226,7 @@ impl Ledger {
         let size = self.config.tokens_per_block;
         let len = crate::ids::count(item.prompt.len());
         let mut hit = usable.min(len - 1);
-        if !self.config.partial_reuse {
-            hit -= hit % size;
-        }
+        hit -= hit % self.hit_unit();
         let shared = hit / size;
         let width = item.first.min(len - hit);
         let extra = self.config.extra_tokens;

@@ -41,15 +41,11 @@ impl Ledger {
         if !self.config.reuse || scope < 0 {
             return Ok(0);
         }
+        let draft_from = self.draft_need(draft_from);
         let found = self
             .tree
-            .find(&self.blocks, scope, tokens, self.draft_need(draft_from));
-        let partial = if self.config.partial_reuse {
-            0
-        } else {
-            found.usable % self.config.tokens_per_block
-        };
-        Ok(found.usable - partial)
+            .find(&self.blocks, scope, tokens, draft_from, self.hit_unit());
+        Ok(found.usable)
     }
 
     /// Copies queued and not taken yet.

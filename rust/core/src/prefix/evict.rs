@@ -38,7 +38,6 @@ impl Tree {
             self.node_mut(id).claimed = 0;
         }
         self.leaves.append(&mut self.claimed_leaves);
-        self.claims_broken = false;
     }
 
     /// Puts an inactive node without children into the set of leaves where it belongs.
@@ -74,7 +73,6 @@ impl Tree {
             let (id, claimed) = if let Some(id) = unclaimed {
                 (id, self.node(id).claimed)
             } else {
-                self.claims_broken = true;
                 let &(_, id) = self.claimed_leaves.first().expect("enough was evictable");
                 (id, 0)
             };

@@ -30,7 +30,7 @@ enum Branch {
 
 impl Tree {
     /// The longest usable prefix of `tokens` in a scope. `draft_from` is the first position whose
-    /// draft KV the sequence needs, `None` if it has no draft.
+    /// draft KV the sequence needs, `None` if it has no draft; lengths are cut to multiples of `unit`.
     ///
     /// Paths are tried draft-valid first, smallest text first; the first of equal ones wins.
     pub(crate) fn find(
@@ -39,6 +39,7 @@ impl Tree {
         scope: i32,
         tokens: &[Token],
         draft_from: Option<u32>,
+        unit: u32,
     ) -> Found {
         let Some(&root) = self.roots.get(&scope) else {
             return Found {
@@ -60,7 +61,8 @@ impl Tree {
                     self.follow(blocks, node, tokens, draft_from, &mut ahead),
                 ),
             };
-            let usable = self.usable(blocks, node, same, draft_from);
+            let mut usable = self.usable(blocks, node, same, draft_from);
+            usable -= usable % unit;
             if usable > best.usable {
                 best = Found { usable, tail: node };
             }

@@ -51,8 +51,6 @@ pub(crate) struct Tree {
     claimed_leaves: BTreeSet<Leaf>,
     /// Nodes with claims.
     claims: Vec<NodeId>,
-    /// Whether a claimed block was evicted in the running call.
-    pub claims_broken: bool,
     /// Blocks in inactive nodes whose fence has passed.
     evictable: u32,
     /// Blocks in inactive nodes by stamp, oldest first, for stamps whose fence has not passed.
@@ -72,7 +70,6 @@ impl Tree {
             leaves: BTreeSet::new(),
             claimed_leaves: BTreeSet::new(),
             claims: Vec::new(),
-            claims_broken: false,
             evictable: 0,
             waiting: VecDeque::new(),
             cached: 0,
