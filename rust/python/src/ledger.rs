@@ -109,6 +109,21 @@ impl Prompts {
     }
 }
 
+/// The error with a refused token as the caller gave it: the core sees 32 bits of it.
+fn as_given(error: LedgerError, given: impl Fn(usize, usize) -> i64) -> LedgerError {
+    match error {
+        LedgerError::Token { item, position, .. } => {
+            let value = given(item, position);
+            LedgerError::Token {
+                item,
+                position,
+                value,
+            }
+        }
+        other => other,
+    }
+}
+
 fn converted<T>(py: Python<'_>, result: Result<T, LedgerError>) -> PyResult<T> {
     result.map_err(|error| ledger_error(py, &error))
 }
@@ -253,18 +268,8 @@ impl PyLedger {
         } else {
             ledger.admit(step, &batch, stop_at_first, handle, hit)
         };
-        let result = result.map_err(|error| match error {
-            LedgerError::Token { item, position, .. } => {
-                let value = prompts.original(item, position);
-                LedgerError::Token {
-                    item,
-                    position,
-                    value,
-                }
-            }
-            other => other,
-        });
-        converted(py, result)
+        let given = |item, position| prompts.original(item, position);
+        converted(py, result.map_err(|error| as_given(error, given)))
     }
 
     #[pyo3(signature = (step, handle, width, ok, stop_at_first = false))]
@@ -329,18 +334,9 @@ impl PyLedger {
             valid: valid.as_ref().map(Input::slice),
         };
         let mut guard = self.lock(py)?;
-        let result = guard.advance(step, &batch).map_err(|error| match error {
-            LedgerError::Token { item, position, .. } => {
-                let value = tokens.original(rows.start(item, count.slice()) + position);
-                LedgerError::Token {
-                    item,
-                    position,
-                    value,
-                }
-            }
-            other => other,
-        });
-        converted(py, result)
+        let given = |item, position| tokens.original(rows.start(item, count.slice()) + position);
+        let result = guard.advance(step, &batch);
+        converted(py, result.map_err(|error| as_given(error, given)))
     }
 
     fn release(
@@ -366,15 +362,8 @@ impl PyLedger {
         let result = self
             .lock(py)?
             .match_tokens(tokens.slice(), scope, draft_from);
-        let result = result.map_err(|error| match error {
-            LedgerError::Token { item, position, .. } => LedgerError::Token {
-                item,
-                position,
-                value: tokens.original(position),
-            },
-            other => other,
-        });
-        converted(py, result)
+        let given = |_, position| tokens.original(position);
+        converted(py, result.map_err(|error| as_given(error, given)))
     }
 
     fn moves(&self, py: Python<'_>, out: &Bound<'_, PyAny>) -> PyResult<usize> {
