@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tandemkv import ModelGeometry, SideBuffer
+from tandemkv import KvCacheConfig, Mapping, ModelGeometry, Plan, SideBuffer, plan
 
 DATA = Path(__file__).parent / "data"
 
@@ -29,7 +29,7 @@ def available_bytes(printed: str) -> int:
 
 
 def test_the_reports_in_scope_are_all_here() -> None:
-    assert set(REPORTS) == {3, 7, 23, 26, 34, 67, 69, 71, 77, 87, 89, 91}
+    assert set(REPORTS) == {3, 7, 23, 26, 34, 41, 67, 69, 71, 77, 87, 89, 91}
 
 
 def read(report: dict[str, str]) -> ModelGeometry:
@@ -63,8 +63,15 @@ def packed_sparse_latent(geometry: ModelGeometry, tp_size: int) -> int:
     return ModelGeometry(layers=layers).bytes_per_token(tp_size)
 
 
+def eighth_of_the_tokens(geometry: ModelGeometry, tp_size: int) -> int:
+    """Return the bytes per token where decode context parallelism of 8 shares the tokens."""
+    whole = geometry.bytes_per_token(tp_size)
+    assert whole % 8 == 0
+    return whole // 8
+
+
 # Reports whose engine keeps something else than each layer's own bytes, and how to count that.
-ENGINE_LAYOUTS = {34: vllm_padded_groups, 69: packed_sparse_latent}
+ENGINE_LAYOUTS = {34: vllm_padded_groups, 41: eighth_of_the_tokens, 69: packed_sparse_latent}
 
 
 @pytest.mark.parametrize("report_id", sorted(REPORTS))
@@ -115,3 +122,73 @@ def test_the_states_of_report_77() -> None:
     convolutions = 48 * (48 * 128 + 2 * 16 * 128) * 3 * 2 // 2
     matrices = geometry.state_bytes(tp_size=2) - convolutions
     assert round(9 * matrices / 2**30, 2) == 0.63
+
+
+def planned(report_id: int, tokens_per_block: int, max_seq_len: int, **layout: int) -> Plan:
+    """Return the plan of the run that a report is of."""
+    report = REPORTS[report_id]
+    return plan(
+        read(report),
+        config=KvCacheConfig(
+            max_gpu_total_bytes=available_bytes(report["available"]),
+            tokens_per_block=tokens_per_block,
+            max_seq_len=max_seq_len,
+            max_batch_size=8,
+        ),
+        mapping=Mapping(**layout),
+    )
+
+
+# Block size and layout of each run; a context-parallel rank of report 41 is a tensor rank as well.
+RUNS = {
+    3: (16, {}),
+    7: (16, {}),
+    23: (16, {"tp_size": 4}),
+    26: (16, {}),
+    41: (64, {"tp_size": 1, "cp_size": 8}),
+    67: (1, {"tp_size": 4}),
+    71: (1, {"tp_size": 8}),
+    87: (32, {}),
+    89: (32, {"tp_size": 8}),
+    91: (32, {}),
+}
+
+
+@pytest.mark.parametrize("report_id", sorted(RUNS))
+def test_a_plan_holds_the_tokens_that_the_engine_printed(report_id: int) -> None:
+    tokens_per_block, layout = RUNS[report_id]
+    made = planned(report_id, tokens_per_block, 2048, **layout)
+    printed = int(REPORTS[report_id]["tokens"])
+    assert made.max_tokens is not None
+    # The reserved block is ours.
+    off = abs(made.max_tokens + made.block_tokens - printed)
+    assert off <= Fraction(REPORTS[report_id]["tolerance"]) * printed + made.block_tokens
+
+
+def test_what_keeping_windows_apart_saves_in_report_34() -> None:
+    """VLLM's padded groups held 205,696 tokens; windows kept apart leave room for six times that.
+
+    Full layers are 10 of its 70 layer slots; the windows of 8 sequences come off first.
+    """
+    made = planned(34, 16, 4096)
+    [rank] = made.ranks
+    full, windows = rank.target.groups
+    assert (len(full.layers), len(windows.layers)) == (10, 52)
+    # 1,024 tokens touch 65 blocks of 16.
+    assert rank.target.fixed_bytes == (8 * 65 + 1) * 16 * 52 * 8192
+    available = available_bytes(REPORTS[34]["available"])
+    assert made.num_blocks == (available - rank.target.fixed_bytes) // (16 * 81920)
+    assert made.max_tokens is not None
+    assert made.max_tokens > 6 * int(REPORTS[34]["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("report_id", "max_model_len", "concurrency"),
+    [(7, 32768, "1.34"), (26, 8192, "8.66"), (26, 16384, "4.33")],
+)
+def test_concurrency_in_the_words_of_vllm(
+    report_id: int, max_model_len: int, concurrency: str
+) -> None:
+    text = str(planned(report_id, 16, max_model_len))
+    printed = f"maximum concurrency for {max_model_len:,} tokens per request: {concurrency}x"
+    assert printed in text
