@@ -83,6 +83,7 @@ def test_every_option_reaches_the_plan(run: Run):
         "host_cache_size": 10**9,
         "disk_cache_size": 2 * 10**9,
         "tokens_per_block": 64,
+        "kernel_page_tokens": None,
         "max_batch_size": 16,
         "max_seq_len": 1000,
         "max_num_tokens": 4096,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -35,6 +36,18 @@ def refused(call: Any, field: str, *words: str) -> None:
         ({"max_batch_size": 2**31}, "max_batch_size"),
         ({"max_seq_len": 0}, "max_seq_len"),
         ({"max_seq_len": 60160.0}, "max_seq_len"),
+        ({"max_seq_len": "long"}, "max_seq_len"),
+        ({"kernel_page_tokens": 0}, "kernel_page_tokens"),
+        ({"kernel_page_tokens": 24}, "kernel_page_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"cached_endpoints": -1}, "cached_endpoints"),
+        ({"state_snapshot_interval": 0}, "state_snapshot_interval"),
+        # TensorRT-LLM#16545: a utilisation of 0 was accepted.
+        ({"max_util_for_resume": 0}, "max_util_for_resume"),
+        ({"max_util_for_resume": 1.5}, "max_util_for_resume"),
+        ({"max_util_for_resume": "1/0"}, "max_util_for_resume"),
+        ({"max_encoder_len": 0}, "max_encoder_len"),
+        ({"num_dummy_requests": -1}, "num_dummy_requests"),
         ({"max_num_tokens": 0}, "max_num_tokens"),
         ({"max_num_tokens": 255}, "max_num_tokens"),
         ({"enable_block_reuse": 1}, "enable_block_reuse"),
@@ -59,12 +72,21 @@ def test_a_cache_config_stores_bytes_and_is_immutable():
     assert json.loads(json.dumps(config.to_dict()))["max_gpu_total_bytes"] == 42949672960
 
 
+def test_a_fraction_is_exact_however_it_was_written():
+    for value in (0.95, "0.95", "19/20", Fraction(19, 20)):
+        config = tkv.KvCacheConfig(max_gpu_total_bytes=1, max_util_for_resume=value)
+        assert config.max_util_for_resume == Fraction(19, 20)
+        assert config.to_dict()["max_util_for_resume"] == "19/20"
+
+
 @pytest.mark.parametrize(
     ("values", "field", "words"),
     [
         ({"tp_size": 0}, "tp_size", ("0",)),
         ({"pp_size": "2"}, "pp_size", ("'2'",)),
+        ({"cp_size": 0}, "cp_size", ("0",)),
         ({"tp_size": 512, "pp_size": 256}, "tp_size", ("131072 ranks", "65536")),
+        ({"tp_size": 256, "pp_size": 256, "cp_size": 2}, "tp_size", ("131072 ranks",)),
         ({"pp_size": 2, "pp_partition": [1, 2, 3]}, "pp_partition", ("3 entries", "2")),
         ({"pp_size": 2, "pp_partition": "11"}, "pp_partition", ("'11'",)),
         ({"pp_size": 2, "pp_partition": [4, 0]}, "an entry of pp_partition", ("0",)),

@@ -79,6 +79,8 @@ class KvCacheConfig:
         host_cache_size: host bytes for the pair; 0: no host tier.
         disk_cache_size: disk bytes for the pair; 0: no disk tier.
         tokens_per_block: tokens of a block, for both roles.
+        kernel_page_tokens: tokens of a page as attention kernels see it, a divisor of
+            `tokens_per_block`; None: the block.
         max_batch_size: most sequences at a time; the rows of the block table.
         max_seq_len: longest sequence in tokens; None: what the target's config declares; `auto`:
             the longest that fits, up to that.
@@ -106,7 +108,8 @@ class KvCacheConfig:
     bytes.
 
     Raises:
-        ConfigError: a size that is not one, a zero device budget, a count that is not an integer
+        ConfigError: a size that is not one, a zero device budget, a kernel page that does not
+            divide the block, a count that is not an integer
             >= 1 (0 is allowed for `cached_endpoints` and `num_dummy_requests`), a fraction outside
             (0, 1], or a step too small to run one token of every sequence.
     """
@@ -115,6 +118,7 @@ class KvCacheConfig:
     host_cache_size: int
     disk_cache_size: int
     tokens_per_block: int
+    kernel_page_tokens: int | None
     max_batch_size: int
     max_seq_len: int | Literal["auto"] | None
     max_num_tokens: int | None
@@ -134,6 +138,7 @@ class KvCacheConfig:
         host_cache_size: int | str = 0,
         disk_cache_size: int | str = 0,
         tokens_per_block: int = 32,
+        kernel_page_tokens: int | None = None,
         max_batch_size: int = 256,
         max_seq_len: int | Literal["auto"] | None = None,
         max_num_tokens: int | None = None,
@@ -154,6 +159,16 @@ class KvCacheConfig:
                 value=max_gpu_total_bytes,
             )
         check_count("max_batch_size", max_batch_size)
+        check_count("tokens_per_block", tokens_per_block)
+        if kernel_page_tokens is not None and (
+            tokens_per_block % check_count("kernel_page_tokens", kernel_page_tokens)
+        ):
+            raise ConfigError(
+                f"kernel_page_tokens is {kernel_page_tokens}; it must divide tokens_per_block "
+                f"{tokens_per_block}",
+                field="kernel_page_tokens",
+                value=kernel_page_tokens,
+            )
         if max_seq_len is not None and max_seq_len != "auto":
             check_count("max_seq_len", max_seq_len)
         if max_num_tokens is not None and check_count("max_num_tokens", max_num_tokens) < (
@@ -169,7 +184,8 @@ class KvCacheConfig:
             "max_gpu_total_bytes": device_bytes,
             "host_cache_size": parse_size(host_cache_size, "host_cache_size"),
             "disk_cache_size": parse_size(disk_cache_size, "disk_cache_size"),
-            "tokens_per_block": check_count("tokens_per_block", tokens_per_block),
+            "tokens_per_block": tokens_per_block,
+            "kernel_page_tokens": kernel_page_tokens,
             "max_batch_size": max_batch_size,
             "max_seq_len": max_seq_len,
             "max_num_tokens": max_num_tokens,
