@@ -224,7 +224,7 @@ class ReferenceLedger:
             valid=[plan.hit, plan.hit if item.draft_from >= 0 else 0],
             node=plan.shared[-1] if plan.shared else None,
             private=[],
-            promise=plan.whole - plan.need,
+            prompt_blocks=len(plan.shared) + plan.whole,
             outstanding=[(step, plan.width)],
         )
         self.sequences[row] = seq
@@ -271,7 +271,6 @@ class ReferenceLedger:
             return False
         seq.private += self._take(need)
         seq.outstanding.append((step, width))
-        seq.promise = max(seq.promise - need, 0)
         self.counters["grown_blocks"] += need
         return True
 
@@ -331,7 +330,7 @@ class ReferenceLedger:
         for seq, (_, publish) in zip(sequences, items, strict=True):
             before = self.protected()
             end = seq.node
-            tail = self._publish_tail(seq) if publish else None
+            tail = self._publish_tail(seq) if publish and self.config.partial_reuse else None
             if tail is not None:
                 before.add(id(tail))
                 end = tail

@@ -57,8 +57,12 @@ class Sequence:
     valid: list[int]
     node: Block | None
     private: list[list[int]]
-    promise: int
+    prompt_blocks: int
     outstanding: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def promise(self) -> int:
+        return max(self.prompt_blocks - self.num_blocks, 0)
 
     @property
     def used_roles(self) -> list[int]:

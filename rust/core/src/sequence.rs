@@ -70,8 +70,8 @@ pub(crate) struct Sequence {
     pub known: u32,
     /// End of the valid KV per role. The draft's stays 0 for a sequence without a draft.
     pub valid: [u32; 2],
-    /// Blocks of the prompt that admission counted on and that are not taken yet.
-    pub promise: u32,
+    /// Blocks of the whole prompt and the extra tokens, which admission counted on.
+    pub prompt_blocks: u32,
     /// Blocks that stand in the tree.
     pub published: u32,
     /// The node whose end is the last published block; the root of the scope if there is none.
@@ -103,7 +103,7 @@ impl Sequence {
             max_total: 0,
             known: 0,
             valid: [0; 2],
-            promise: 0,
+            prompt_blocks: 0,
             published: 0,
             node: NodeId::NONE,
             blocks: Vec::new(),
@@ -120,6 +120,13 @@ impl Sequence {
     #[inline]
     pub(crate) fn has_draft(&self) -> bool {
         self.draft_from >= 0
+    }
+
+    /// Prompt blocks that admission counted on and that are not taken yet, or were given back by a step
+    /// that did not run.
+    #[inline]
+    pub(crate) fn promise(&self) -> u32 {
+        self.prompt_blocks.saturating_sub(self.held)
     }
 
     /// Tokens written for any role.

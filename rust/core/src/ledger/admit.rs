@@ -283,7 +283,6 @@ impl Ledger {
                 .expect("a row was checked to be free")
                 .0,
         );
-        let promise = demand.whole - demand.need;
         let seq = &mut self.sequences[row.at()];
         seq.generation += 1;
         seq.open = true;
@@ -293,14 +292,16 @@ impl Ledger {
         seq.known = crate::ids::count(item.prompt.len());
         seq.valid[TARGET] = demand.hit;
         seq.valid[DRAFT] = if item.draft_from >= 0 { demand.hit } else { 0 };
-        seq.promise = promise;
+        seq.prompt_blocks = demand.shared + demand.whole;
+        seq.held = demand.shared;
         seq.published = demand.shared;
         seq.node = NodeId::NONE;
         seq.keeps_tokens = self.config.reuse && item.scope >= 0;
         let keeps_tokens = seq.keeps_tokens;
         seq.widths.push(step, demand.width);
         seq.outstanding = demand.width;
-        self.promised += u64::from(promise);
+        // What is taken now comes off at once, in `take`.
+        self.promised += u64::from(demand.whole);
 
         let mut source = NodeId::NONE;
         if keeps_tokens {
@@ -325,7 +326,6 @@ impl Ledger {
     /// Protects the shared path and the source of the copy, and puts the shared pages into the row.
     fn stand_on(&mut self, row: Row, step: u64, found: Found, demand: &Demand) -> NodeId {
         let scope = self.sequences[row.at()].scope;
-        self.sequences[row.at()].held = demand.shared;
         let node = match demand.shared.checked_sub(1) {
             None => self.tree.root(scope),
             Some(last) => {

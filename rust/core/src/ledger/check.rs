@@ -190,7 +190,7 @@ impl Ledger {
             history: seq.history(),
             committed: seq.published * size,
             capacity: blocks * size,
-            promise: seq.promise,
+            promise: seq.promise(),
             blocks,
             outstanding: seq.widths.iter().collect(),
             node: (!seq.node.is_none()).then_some(seq.node.get()),

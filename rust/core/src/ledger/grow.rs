@@ -94,10 +94,6 @@ impl Ledger {
         self.take(row, need);
         self.place_pending(row);
         self.counters.grown_blocks += u64::from(need);
-        let seq = &mut self.sequences[row.at()];
-        let kept = need.min(seq.promise);
-        seq.promise -= kept;
-        self.promised -= u64::from(kept);
     }
 
     /// Moves known tokens that waited for a block into the blocks that the row has now.

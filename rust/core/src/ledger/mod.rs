@@ -238,7 +238,9 @@ impl Ledger {
             self.blocks.take(need, &mut seq.blocks);
         }
         let had = seq.held;
+        let promise = seq.promise();
         seq.held += need;
+        self.promised -= u64::from(promise - seq.promise());
         self.touch(row, had, had + need);
     }
 
@@ -285,7 +287,9 @@ impl Ledger {
             pool.give_back(pages.drain(from as usize..), stamp, &self.steps);
         }
         let seq = &mut self.sequences[row.at()];
+        let promise = seq.promise();
         let had = std::mem::replace(&mut seq.held, from);
+        self.promised += u64::from(seq.promise() - promise);
         if seq.keeps_tokens {
             let kept = (from - seq.published) as usize;
             self.blocks.give_back(seq.blocks.drain(kept..));

@@ -27,8 +27,12 @@ impl Ledger {
     }
 
     fn release_one(&mut self, row: Row, publish: bool) {
-        let keeps_tokens = self.sequences[row.at()].keeps_tokens;
-        if publish && keeps_tokens {
+        let seq = &mut self.sequences[row.at()];
+        let keeps_tokens = seq.keeps_tokens;
+        self.promised -= u64::from(seq.promise());
+        seq.prompt_blocks = 0;
+        // Without partial reuse nobody could ever use a tail.
+        if publish && keeps_tokens && self.config.partial_reuse {
             self.publish_tail(row);
         }
         let published = self.sequences[row.at()].published;
@@ -41,10 +45,8 @@ impl Ledger {
         self.tree.tick += 1;
         let seq = &mut self.sequences[row.at()];
         let node = std::mem::replace(&mut seq.node, NodeId::NONE);
-        self.promised -= u64::from(seq.promise);
         seq.open = false;
         seq.held = 0;
-        seq.promise = 0;
         seq.published = 0;
         seq.valid = [0; 2];
         seq.known = 0;
