@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyOverflowError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyBytes, PyTuple};
@@ -27,6 +27,27 @@ impl PyLedger {
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Ledger>> {
         self.0.lock_py_attached(py).map_err(|_| {
             PyRuntimeError::new_err("the ledger is unusable: an earlier call broke an invariant")
+        })
+    }
+}
+
+/// A step, as callers give it. What does not fit is no open step, like any other wrong number.
+#[derive(Clone, Copy)]
+struct StepNumber(u64);
+
+impl<'py> FromPyObject<'_, 'py> for StepNumber {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let number = match value.extract::<i64>() {
+            Err(error) if !error.is_instance_of::<PyOverflowError>(value.py()) => {
+                return Err(error);
+            }
+            number => number.ok().and_then(|number| u64::try_from(number).ok()),
+        };
+        number.map(Self).ok_or_else(|| {
+            let message = format!("step {} is not open", *value);
+            misuse(value.py(), "step_not_open", &message)
         })
     }
 }
@@ -211,8 +232,8 @@ impl PyLedger {
         converted(py, self.lock(py)?.begin_step(now))
     }
 
-    fn complete_step(&self, py: Python<'_>, step: u64) -> PyResult<()> {
-        converted(py, self.lock(py)?.complete_step(step))
+    fn complete_step(&self, py: Python<'_>, step: StepNumber) -> PyResult<()> {
+        converted(py, self.lock(py)?.complete_step(step.0))
     }
 
     #[pyo3(signature = (
@@ -222,7 +243,7 @@ impl PyLedger {
     fn admit(
         &self,
         py: Python<'_>,
-        step: u64,
+        step: StepNumber,
         prompts: &Bound<'_, PyAny>,
         scope: &Bound<'_, PyAny>,
         first: &Bound<'_, PyAny>,
@@ -264,9 +285,9 @@ impl PyLedger {
         let mut guard = self.lock(py)?;
         let ledger = &mut *guard;
         let result = if slices.iter().map(|prompt| prompt.len()).sum::<usize>() >= DETACH_TOKENS {
-            py.detach(|| ledger.admit(step, &batch, stop_at_first, handle, hit))
+            py.detach(|| ledger.admit(step.0, &batch, stop_at_first, handle, hit))
         } else {
-            ledger.admit(step, &batch, stop_at_first, handle, hit)
+            ledger.admit(step.0, &batch, stop_at_first, handle, hit)
         };
         let given = |item, position| prompts.original(item, position);
         converted(py, result.map_err(|error| as_given(error, given)))
@@ -276,7 +297,7 @@ impl PyLedger {
     fn grow(
         &self,
         py: Python<'_>,
-        step: u64,
+        step: StepNumber,
         handle: &Bound<'_, PyAny>,
         width: &Bound<'_, PyAny>,
         ok: &Bound<'_, PyAny>,
@@ -291,7 +312,7 @@ impl PyLedger {
             &[handle.region("handle"), width.region("width")],
         )?;
         let result = self.lock(py)?.grow(
-            step,
+            step.0,
             handle.slice(),
             width.slice(),
             stop_at_first,
@@ -304,7 +325,7 @@ impl PyLedger {
     fn advance(
         &self,
         py: Python<'_>,
-        step: u64,
+        step: StepNumber,
         handle: &Bound<'_, PyAny>,
         tokens: &Bound<'_, PyAny>,
         count: &Bound<'_, PyAny>,
@@ -335,7 +356,7 @@ impl PyLedger {
         };
         let mut guard = self.lock(py)?;
         let given = |item, position| tokens.original(rows.start(item, count.slice()) + position);
-        let result = guard.advance(step, &batch);
+        let result = guard.advance(step.0, &batch);
         converted(py, result.map_err(|error| as_given(error, given)))
     }
 
