@@ -18,10 +18,13 @@ from tandemkv.device.groups import OffsetGroups
 from tandemkv.device.launches import (
     CopyArguments,
     Launch,
+    MoveArguments,
     UpdateArguments,
     copy_launch,
+    move_launch,
     update_launch,
 )
+from tandemkv.device.page_moves import PageSegments
 
 HERE = Path(__file__).parent
 PARAMETERS_MAX = 64
@@ -130,11 +133,17 @@ class Shim:
         pointer = 0 if groups is None else groups.descriptors.ctypes.data
         self.launch(update_launch(arguments, pointer, 0 if groups is None else len(groups)))
 
+    def move(self, arguments: MoveArguments, segments: PageSegments) -> None:
+        """Stand in for the backend's `apply_page_moves`."""
+        pointer = segments.descriptors.ctypes.data
+        self.launch(move_launch(arguments, pointer, len(segments), segments.units_max))
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Let the public calls run this library in place of the NumPy backend."""
         with (
             mock.patch.object(cpu_backend, "copy_batch_block_offsets", self.copy),
             mock.patch.object(cpu_backend, "apply_block_table_updates", self.update),
+            mock.patch.object(cpu_backend, "apply_page_moves", self.move),
         ):
             yield

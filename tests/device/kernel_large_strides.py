@@ -7,7 +7,14 @@ import mmap
 import numpy as np
 from numpy.typing import NDArray
 
-from tandemkv.device import OffsetGroups, apply_block_table_updates, copy_batch_block_offsets
+from tandemkv.device import (
+    OffsetGroups,
+    PageSegment,
+    PageSegments,
+    apply_block_table_updates,
+    apply_page_moves,
+    copy_batch_block_offsets,
+)
 
 MAP_NORESERVE = 0x4000
 """Linux's value; the `mmap` module has the name from Python 3.13 on."""
@@ -52,3 +59,25 @@ def check_large_strides() -> None:
     assert source[1, 8191, -1] == 600
     assert destination[1, 8191, :, -1].tolist() == [3000, 3002]
     assert destination[2, 8191, :, -1].tolist() == [4200, 4200]
+
+
+def check_large_moves() -> None:
+    """Move between pages 2.5 GB apart, in rows 40 MB apart: no offset may be cut to 32 bits."""
+    row, num_rows, page = 40 * 2**20, 60, 2400 * 2**20
+    pool = sparse((3 * page // 4,)).view(np.uint8)
+    segment = PageSegment(
+        memory=pool,
+        offset_bytes=0,
+        page_stride_bytes=page,
+        num_rows=num_rows,
+        row_stride_bytes=row,
+        token_bytes=24,
+        tokens_per_block=2,
+        num_pages=3,
+    )
+    for number in (0, 55, 59):  # row 55 starts beyond 2**31, so does page 1
+        pool[page + number * row :][:48] = np.arange(48) + number
+    apply_page_moves(np.array([[0, 1, 2, 1]], np.int32), PageSegments([segment]))
+    for number in (0, 55, 59):
+        moved = pool[2 * page + number * row :][:48]
+        assert moved.tolist() == [*(np.arange(24) + number), *[0] * 24]

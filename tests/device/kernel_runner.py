@@ -23,15 +23,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from kernel_cases import Case, random_copy, random_update
 from kernel_harness import Shim
-from kernel_large_strides import check_large_strides
+from kernel_large_strides import check_large_moves, check_large_strides
+from move_cases import MoveCase, random_moves
 
-from tandemkv.device import apply_block_table_updates, copy_batch_block_offsets
+from tandemkv.device import (
+    apply_block_table_updates,
+    apply_page_moves,
+    copy_batch_block_offsets,
+)
 
 TIMEOUT_S = 60
 
 
 @contextlib.contextmanager
-def unreadable(case: Case) -> Iterator[None]:
+def unreadable(case: Case | MoveCase) -> Iterator[None]:
     """Poison the memory that the call must not read, when AddressSanitizer is loaded."""
     process = ctypes.CDLL(None)
     if not hasattr(process, "__asan_poison_memory_region"):
@@ -65,7 +70,12 @@ def run(library: Path, cases: int, seed: int) -> None:
                 copy.check()
                 apply_block_table_updates(**update.arguments)
                 update.check()
+                moves = random_moves(rng)
+                with unreadable(moves):
+                    apply_page_moves(**moves.arguments)
+                moves.check()
             check_large_strides()
+            check_large_moves()
 
 
 def outcome(library: Path, cases: int, seed: int) -> str:

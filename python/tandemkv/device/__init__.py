@@ -1,7 +1,7 @@
 """Block tables on the device.
 
-`groups.py` says how a page becomes the index that an attention kernel reads, `block_offsets.py`
-checks the arguments of the two calls and hands them to a backend:
+`groups.py` says how a page becomes the index that an attention kernel reads. `block_offsets.py` and
+`page_moves.py` check the arguments of the calls, with `arguments.py`, and hand them to a backend:
 
 * `cpu_backend.py`: NumPy, for managers whose pools live on the CPU;
 * `cuda_backend.py`: CuPy, the kernels of `cuda/*.cu` on the caller's stream.
@@ -16,13 +16,17 @@ from __future__ import annotations
 
 from tandemkv.device.block_offsets import apply_block_table_updates, copy_batch_block_offsets
 from tandemkv.device.groups import OffsetGroups, check_offset_range
+from tandemkv.device.page_moves import PageSegment, PageSegments, apply_page_moves
 from tandemkv.device.ring import StagingRing, StagingSlot
 
 __all__ = [
     "OffsetGroups",
+    "PageSegment",
+    "PageSegments",
     "StagingRing",
     "StagingSlot",
     "apply_block_table_updates",
+    "apply_page_moves",
     "check_offset_range",
     "copy_batch_block_offsets",
 ]

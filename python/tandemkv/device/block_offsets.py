@@ -5,19 +5,14 @@ Both calls check everything that can be checked on the host before anything is w
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
-from numpy.typing import NDArray
 
 from tandemkv.device import cpu_backend, cuda_backend
+from tandemkv.device.arguments import Backend, as_count, check_range, choose_backend
 from tandemkv.device.arrays import ArrayView, int32_view, view
 from tandemkv.device.groups import INDEX_LIMIT, OffsetGroups
-from tandemkv.device.kernels import require_cupy
 from tandemkv.device.launches import CopyArguments, UpdateArguments
 from tandemkv.errors import ArrayError
-
-Backend = Literal["auto", "cpu", "cuda"]
 
 
 def copy_batch_block_offsets(
@@ -71,7 +66,7 @@ def copy_batch_block_offsets(
         "destination", destination, shape=(len(groups), None, 2, width), writable=True
     )
     index = int32_view("copy_index", copy_index, shape=(None,))
-    num_copied, device_count = _count(count, index.shape[0])
+    num_copied, device_count = as_count(count, index.shape[0])
     if num_copied > written.shape[1]:
         raise ArrayError(
             "destination", f"{written.shape[1]} rows cannot hold {num_copied} sequences"
@@ -84,10 +79,10 @@ def copy_batch_block_offsets(
     if lengths is not None and lengths.shape[1] < num_copied:
         raise ArrayError("used", f"{lengths.shape[1]} columns cannot hold {num_copied} sequences")
     if index.host is not None:
-        _check_range("copy_index", index.host[:num_copied], -1, num_rows - 1)
+        check_range("copy_index", index.host[:num_copied], -1, num_rows - 1)
     if lengths is not None and lengths.host is not None:
-        _check_range("used", lengths.host[:, :num_copied], 0, width)
-    chosen = _backend(backend, written)
+        check_range("used", lengths.host[:, :num_copied], 0, width)
+    chosen = choose_backend(backend, written)
     if num_copied == 0 or width == 0:
         return
     arguments = CopyArguments(
@@ -158,7 +153,7 @@ def apply_block_table_updates(
     if row_position is not None:
         num_rows = None if tables is None else tables.shape[1]
         positions = int32_view("row_position", row_position, shape=(num_rows,))
-    num_records, device_count = _count(count, changed.shape[0])
+    num_records, device_count = as_count(count, changed.shape[0])
     arguments = UpdateArguments(
         records=changed,
         count=device_count,
@@ -173,7 +168,7 @@ def apply_block_table_updates(
         empty=empty,
     )
     _check_records(arguments, groups)
-    chosen = _backend(backend, target)
+    chosen = choose_backend(backend, target)
     if num_records == 0:
         return
     if chosen == "cpu":
@@ -236,9 +231,9 @@ def _check_records(arguments: UpdateArguments, groups: OffsetGroups | None) -> N
         if not 0 <= num_valid <= arguments.num_records:
             raise ArrayError("count", f"{num_valid} is outside [0, {arguments.num_records}]")
     rows, classes, columns, pages = host[:num_valid].T
-    _check_range("records (row)", rows, 0, arguments.num_rows - 1)
-    _check_range("records (class)", classes, 0, arguments.num_tables - 1)
-    _check_range("records (column)", columns, 0, arguments.width - 1)
+    check_range("records (row)", rows, 0, arguments.num_rows - 1)
+    check_range("records (class)", classes, 0, arguments.num_tables - 1)
+    check_range("records (column)", columns, 0, arguments.width - 1)
     if groups is not None:
         last_page = np.asarray(groups.num_pages, np.int64)[classes] - 1
         beyond = np.flatnonzero(pages > last_page)
@@ -251,39 +246,8 @@ def _check_records(arguments: UpdateArguments, groups: OffsetGroups | None) -> N
             )
 
 
-def _check_range(name: str, values: NDArray[np.int32], lowest: int, highest: int) -> None:
-    if values.size == 0 or (values.min() >= lowest and values.max() <= highest):
-        return
-    position = np.argwhere((values < lowest) | (values > highest))[0]
-    where = int(position[0]) if len(position) == 1 else tuple(int(i) for i in position)
-    raise ArrayError(name, f"{values[tuple(position)]} at {where} is outside [{lowest}, {highest}]")
-
-
 def _check_entry_rules(first_page: int, empty: int) -> None:
     if not 0 <= first_page <= INDEX_LIMIT:
         raise ArrayError("first_page", f"{first_page} is outside [0, {INDEX_LIMIT}]")
     if empty not in (0, -1):
         raise ArrayError("empty", f"0 or -1 is needed, not {empty}")
-
-
-def _count(count: object | int | None, most: int) -> tuple[int, ArrayView | None]:
-    """Return the most items a call can touch, and the array that holds their number, if any."""
-    if count is None:
-        return most, None
-    if isinstance(count, int | np.integer):
-        if not 0 <= count <= most:
-            raise ArrayError("count", f"{count} is outside [0, {most}]")
-        return int(count), None
-    return most, int32_view("count", count, shape=(1,))
-
-
-def _backend(backend: str, written: ArrayView) -> Literal["cpu", "cuda"]:
-    """Return the backend to use; a backend that cannot write this memory is an error."""
-    if backend not in ("auto", "cpu", "cuda"):
-        raise ArrayError("backend", f"'auto', 'cpu' or 'cuda' is needed, not {backend!r}")
-    if backend == "cuda" and written.host is not None:
-        require_cupy()
-        raise ArrayError(written.name, "the cuda backend writes GPU memory, this is host memory")
-    if backend == "cpu" and written.host is None:
-        raise ArrayError(written.name, "the cpu backend writes host memory, this is on a GPU")
-    return "cpu" if written.host is not None else "cuda"

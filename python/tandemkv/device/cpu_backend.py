@@ -5,15 +5,18 @@ It checks what the GPU cannot check cheaply (every page against its pool) before
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandemkv.device.arrays import ArrayView
 from tandemkv.device.groups import OffsetGroups
-from tandemkv.device.launches import CopyArguments, UpdateArguments
+from tandemkv.device.launches import CopyArguments, MoveArguments, UpdateArguments
 from tandemkv.errors import ArrayError
+
+if TYPE_CHECKING:
+    from tandemkv.device.page_moves import PageSegments
 
 
 def copy_batch_block_offsets(arguments: CopyArguments, groups: OffsetGroups) -> None:
@@ -53,6 +56,20 @@ def apply_block_table_updates(arguments: UpdateArguments, groups: OffsetGroups |
         values = np.where(owned[mine], scale * pages[mine] + kv_offset, arguments.empty)
         destination[group, positions[mine], 0, columns[mine]] = keys
         destination[group, positions[mine], 1, columns[mine]] = values
+
+
+def apply_page_moves(arguments: MoveArguments, segments: PageSegments) -> None:
+    """Copy the first tokens of pages; see `page_moves.apply_page_moves`."""
+    first = arguments.first_move
+    count = _valid_count(arguments.count, arguments.num_moves)
+    moves = _host(arguments.moves)[first : first + count]
+    for segment, rows in zip(segments, segments.host_rows(), strict=True):
+        mine = moves[moves[:, 0] == segment.class_index]
+        # Moves of equal length at once: most lists have few lengths, or few moves.
+        for tokens in np.unique(mine[:, 3]).tolist():
+            _, sources, destinations, _ = mine[mine[:, 3] == tokens].T
+            run = rows[:, :, : tokens * segment.token_bytes]
+            run[destinations] = run[sources]
 
 
 def _batch_pages(

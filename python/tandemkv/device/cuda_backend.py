@@ -6,7 +6,7 @@ unchanged until the stream has passed the launch: `ring.StagingRing` guards exac
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tandemkv.device.arrays import ArrayView
 from tandemkv.device.groups import OffsetGroups
@@ -14,11 +14,16 @@ from tandemkv.device.kernels import load, require_cupy
 from tandemkv.device.launches import (
     CopyArguments,
     Launch,
+    MoveArguments,
     UpdateArguments,
     copy_launch,
+    move_launch,
     update_launch,
 )
 from tandemkv.errors import ArrayError
+
+if TYPE_CHECKING:
+    from tandemkv.device.page_moves import PageSegments
 
 
 def copy_batch_block_offsets(
@@ -52,6 +57,14 @@ def apply_block_table_updates(
     )
     pointer = 0 if groups is None else groups.on_device(device).data.ptr
     _run(update_launch(arguments, pointer, 0 if groups is None else len(groups)), device, stream)
+
+
+def apply_page_moves(arguments: MoveArguments, segments: PageSegments, stream: object) -> None:
+    """Queue the copies on `stream`; see `page_moves.apply_page_moves`."""
+    device = _device_of(segments.memory, (*segments.pools, arguments.moves, arguments.count))
+    descriptors = segments.on_device(device)
+    launch = move_launch(arguments, descriptors.data.ptr, len(segments), segments.units_max)
+    _run(launch, device, stream)
 
 
 def as_stream(stream: object) -> Any:

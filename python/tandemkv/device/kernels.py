@@ -11,6 +11,7 @@ from tandemkv.errors import DeviceUnavailableError
 SOURCES = {
     "copy_batch_block_offsets": "block_offsets.cu",
     "apply_block_table_updates": "table_updates.cu",
+    "apply_page_moves": "page_moves.cu",
 }
 """The file that holds each kernel."""
 

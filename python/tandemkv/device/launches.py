@@ -15,6 +15,8 @@ from tandemkv.device.arrays import ArrayView
 from tandemkv.errors import ArrayError
 
 COLUMNS_PER_THREAD = 4
+UNIT_BYTES = 16
+UNITS_PER_THREAD = 4
 THREADS_MAX = 128
 GRID_YZ_MAX = 65535
 WIDTH_MAX = 2**30
@@ -87,6 +89,23 @@ class UpdateArguments:
     empty: int
 
 
+@dataclass(frozen=True, slots=True)
+class MoveArguments:
+    """Checked arguments of `apply_page_moves`.
+
+    Attributes:
+        moves: int32 [moves, 4]: class, source page, destination page, tokens.
+        count: int32 [1], or None when `num_moves` says it.
+        first_move: the first move to run; 0 with `count`.
+        num_moves: moves to run from there on, or the most there can be when `count` is given.
+    """
+
+    moves: ArrayView
+    count: ArrayView | None
+    first_move: int
+    num_moves: int
+
+
 def copy_launch(arguments: CopyArguments, groups_pointer: int, num_groups: int) -> Launch:
     """Return the launch of `copy_batch_block_offsets`.
 
@@ -149,6 +168,39 @@ def update_launch(arguments: UpdateArguments, groups_pointer: int, num_groups: i
             np.int32(arguments.width),
             np.int32(arguments.first_page),
             np.int32(arguments.empty),
+        ),
+    )
+
+
+def move_launch(
+    arguments: MoveArguments, segments_pointer: int, num_segments: int, units_max: int
+) -> Launch:
+    """Return the launch of `apply_page_moves`.
+
+    Args:
+        arguments: what to run.
+        segments_pointer: address of the segments' descriptors.
+        num_segments: how many there are.
+        units_max: most units of 16 bytes that one segment has in a page.
+
+    Raises:
+        ArrayError: a dimension exceeds what the grid can hold.
+    """
+    threads = _threads(-(-units_max // UNITS_PER_THREAD))
+    tiles = -(-units_max // (threads * UNITS_PER_THREAD))
+    for what, size in (("segments", num_segments), ("tiles of a segment", tiles)):
+        if size > GRID_YZ_MAX:
+            raise ArrayError("segments", f"at most {GRID_YZ_MAX} {what} are supported, not {size}")
+    return Launch(
+        kernel="apply_page_moves",
+        grid=(arguments.num_moves, num_segments, tiles),
+        block=(threads, 1, 1),
+        args=(
+            np.uint64(arguments.moves.pointer + 16 * arguments.first_move),
+            _pointer(arguments.count),
+            np.uint64(segments_pointer),
+            np.int32(arguments.num_moves),
+            np.int32(num_segments),
         ),
     )
 

@@ -24,7 +24,7 @@ pub struct PyLedger(Mutex<Ledger>);
 
 impl PyLedger {
     /// The ledger. The lock is never waited for while the GIL is held.
-    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Ledger>> {
+    pub(crate) fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Ledger>> {
         self.0.lock_py_attached(py).map_err(|_| {
             PyRuntimeError::new_err("the ledger is unusable: an earlier call broke an invariant")
         })
@@ -145,7 +145,7 @@ fn as_given(error: LedgerError, given: impl Fn(usize, usize) -> i64) -> LedgerEr
     }
 }
 
-fn converted<T>(py: Python<'_>, result: Result<T, LedgerError>) -> PyResult<T> {
+pub(crate) fn converted<T>(py: Python<'_>, result: Result<T, LedgerError>) -> PyResult<T> {
     result.map_err(|error| ledger_error(py, &error))
 }
 

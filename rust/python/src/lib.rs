@@ -7,6 +7,7 @@ mod buffers;
 mod cost;
 mod errors;
 mod ledger;
+mod tables;
 mod views;
 
 /// The extension module.
@@ -17,5 +18,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     budget::register(module)?;
     cost::register(module)?;
     module.add_class::<ledger::PyLedger>()?;
+    tables::register(module)?;
     Ok(())
 }

@@ -11,6 +11,7 @@
 //! | `publish.rs` | blocks entering the tree |
 //! | `release.rs` | the end of a sequence |
 //! | `read.rs` | tables, updates, moves, statistics |
+//! | `tables.rs` | CSR, slot mappings and rows of slots |
 //! | `check.rs` | validation, dump and digest, for tests |
 
 mod admit;
@@ -21,6 +22,7 @@ mod grow;
 mod publish;
 mod read;
 mod release;
+mod tables;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -30,6 +32,7 @@ pub use advance::AdvanceBatch;
 pub use check::{Dump, NodeDump, SequenceDump};
 pub use config::LedgerConfig;
 pub use read::Move;
+pub use tables::Csr;
 
 use crate::blocks::Blocks;
 use crate::error::LedgerError;

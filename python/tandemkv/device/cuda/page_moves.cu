@@ -1,0 +1,1 @@
+../../../../cuda/page_moves.cu
