@@ -11,7 +11,9 @@ import pytest
 from tandemkv.errors import DeviceUnavailableError, PoolError
 from tandemkv.geometry import Layer, SideBuffer
 from tandemkv.managers.layout import PageLayout, page_layout
-from tandemkv.managers.pools import Pool, check_device
+from tandemkv.managers.memory import check_device
+from tandemkv.managers.moves import PageMover
+from tandemkv.managers.pools import Pool
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -172,24 +174,77 @@ def test_bookkeeping_alone_takes_no_memory() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_copying_pages_copies_whole_pages(backend: Any) -> None:
-    layout = page_layout([attention("fp8", 2, 16), latent("fp8")], tp_size=1, tokens_per_block=4)
-    pool = pool_of(layout, backend=backend)
-    pages = pool.pages
-    for page in range(pool.num_pages):
-        pages[page] = page
-    pool.copy_pages(np.array([[1, 4], [2, 3]], np.int32))
-    assert [int(row.min()) for row in pages] == [0, 1, 2, 2, 1]
-    assert [int(row.max()) for row in pages] == [0, 1, 2, 2, 1]
+@pytest.mark.parametrize("arrangement", ["interleaved", "per_layer"])
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_moves_copy_leading_tokens_of_every_buffer(
+    backend: Any, arrangement: Any, kv_layout: Any
+) -> None:
+    """Each token of each buffer is marked; only the first ones arrive, in both pools."""
+    side = (SideBuffer(name="indexer_k", bytes_per_token=132),)
+    target = [attention("nvfp4", 4, 32), latent("bf16"), attention("fp8", 2, 16, side_buffers=side)]
+    pools = []
+    for layers in (target, [attention("fp32", 1, 4)]):
+        layout = page_layout(
+            layers, tp_size=1, tokens_per_block=4, kv_layout=kv_layout, arrangement=arrangement
+        )
+        pools.append(pool_of(layout, backend=backend))
+    for pool in pools:
+        pool.buffer[...] = 200
+        for spec in pool.layout.buffers:
+            for page in range(1, 5):
+                for token in range(4):
+                    tokens_of(pool, spec, page)[token] = 10 * page + token
+    PageMover(pools, "cpu").run(np.array([[0, 1, 4, 3], [0, 2, 3, 4]], np.int32), None)
+    for pool in pools:
+        for spec in pool.layout.buffers:
+            assert (tokens_of(pool, spec, 0) == 200).all()
+            for page, wanted in ((4, [10, 11, 12, 43]), (3, [20, 21, 22, 23])):
+                rows = tokens_of(pool, spec, page).reshape(4, -1)
+                assert (rows == np.array(wanted)[:, None]).all(), (spec, page)
 
 
-@pytest.mark.parametrize("move", [(1, 0), (5, 1), (1, 5), (-1, 1)])
-def test_a_copy_outside_the_pool_copies_nothing(move: tuple[int, int]) -> None:
-    pool = pool_of(page_layout([latent("fp8")], tp_size=1, tokens_per_block=4))
-    pool.pages[2] = 9
-    with pytest.raises(PoolError, match=f"page {move[0]} to page {move[1]}"):
-        pool.copy_pages([(2, 3), move])
-    assert not pool.pages[3].any()
+def tokens_of(pool: Pool, spec: Any, page: int) -> Any:
+    """Return the bytes of one buffer in one page with the tokens first, as a writable view."""
+    shape = [pool.num_pages, *spec.shape, spec.item_bytes]
+    inner = [int(np.prod(shape[axis + 2 :])) for axis in range(len(spec.shape))]
+    strides = [pool.layout.page_stride_bytes(spec.layer), *inner]
+    start = pool.layout.start_bytes(spec, pool.num_pages)
+    host = np.asarray(pool.buffer)
+    whole = np.lib.stride_tricks.as_strided(host[start:], shape, [*strides, 1])
+    return np.moveaxis(whole[page], spec.token_axis, 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layers_of_a_per_layer_pool_follow_each_other(backend: Any) -> None:
+    side = (SideBuffer(name="indexer_k", bytes_per_token=132),)
+    layers = [attention("fp16", 2, 16, side_buffers=side), latent("fp16"), attention("fp32", 1, 4)]
+    layout = page_layout(layers, tp_size=1, tokens_per_block=4, arrangement="per_layer")
+    pool = pool_of(layout, num_pages=7, backend=backend)
+    assert pool.num_bytes == 7 * layout.page_bytes
+    base = start_of(pool.buffer)
+    end = 0
+    for layer, names in enumerate([("key", "value", "indexer_k"), ("latent",), ("key", "value")]):
+        page = sum(layout.find(layer, name).num_bytes for name in names)
+        within = 0
+        for name in names:
+            view = pool.view(layer, name)
+            assert start_of(view) == base + end + within
+            stride = view.stride(0) * view.element_size() if backend == "torch" else view.strides[0]
+            assert stride == page
+            within += layout.find(layer, name).num_bytes
+        end += 7 * page
+    assert end == pool.num_bytes
+    with pytest.raises(PoolError, match="a per_layer pool keeps no page in one piece"):
+        _ = pool.pages
+    with pytest.raises(
+        PoolError, match="arrangement is 'mixed'; supported: interleaved, per_layer"
+    ):
+        page_layout(layers, tp_size=1, tokens_per_block=4, arrangement="mixed")  # type: ignore[arg-type]
+
+
+def start_of(array: Any) -> int:
+    """Return the address of an array's or tensor's first element."""
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr())
 
 
 def test_a_pool_that_differs_from_its_plan_is_refused() -> None:
@@ -253,14 +308,24 @@ def test_what_is_not_there_is_named() -> None:
         uneven.kv(0)
     with pytest.raises(PoolError, match="kv_layout is 'DHN'; supported: NHD, HND"):
         page_layout([latent()], tp_size=1, tokens_per_block=4, kv_layout="DHN")  # type: ignore[arg-type]
-    with pytest.raises(PoolError, match="backend is 'jax'; supported: numpy, torch"):
+    with pytest.raises(PoolError, match="backend is 'jax'; supported: numpy, torch, cupy"):
         pool_of(layout, backend="jax")
+    with pytest.raises(
+        PoolError, match=r"'cupy' cannot hold a pool on device 'cpu'; .* numpy, torch"
+    ):
+        pool_of(layout, backend="cupy")
+    with pytest.raises(
+        PoolError, match=r"'numpy' cannot hold a pool on device 'cuda:0'; .*cupy, torch"
+    ):
+        pool_of(layout, backend="numpy", device="cuda:0")
 
 
 def test_devices_that_cannot_hold_pools_say_why() -> None:
     check_device("cpu", materialize=True)
     check_device("cuda:7", materialize=False)
-    with pytest.raises(DeviceUnavailableError, match=r"pools on device 'cuda:0' .*device='cpu'"):
+    with pytest.raises(
+        DeviceUnavailableError, match=r"(?s)pools on device 'cuda:0' .*device='cpu'"
+    ):
         check_device("cuda:0", materialize=True)
     for device in ("cuda", "tpu:0", "", 3):
         with pytest.raises(PoolError, match="supported: 'cpu', 'cuda:N'"):

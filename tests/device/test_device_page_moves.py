@@ -156,7 +156,7 @@ def test_a_bad_move_is_refused_before_any_is_run(
 
 
 def test_arguments_of_another_form_are_refused() -> None:
-    pool, segments = small_pool()
+    _, segments = small_pool()
     moves = moves_of((0, 1, 2, 4))
     for bad, message in (
         (moves.astype(np.int64), "dtype int32 is needed, not int64"),
@@ -175,8 +175,13 @@ def test_arguments_of_another_form_are_refused() -> None:
 
 def segment(memory: object, **fields: int) -> PageSegment:
     values = {
-        **{"offset_bytes": 0, "page_stride_bytes": 32, "num_rows": 1, "row_stride_bytes": 32},
-        **{"token_bytes": 8, "tokens_per_block": 4, "num_pages": 4},
+        "offset_bytes": 0,
+        "page_stride_bytes": 32,
+        "num_rows": 1,
+        "row_stride_bytes": 32,
+        "token_bytes": 8,
+        "tokens_per_block": 4,
+        "num_pages": 4,
         **fields,
     }
     return PageSegment(memory=memory, **values)

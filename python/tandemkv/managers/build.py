@@ -5,10 +5,11 @@ from __future__ import annotations
 from tandemkv._core import Ledger
 from tandemkv.config import check_count
 from tandemkv.errors import ConfigError, PoolError
-from tandemkv.managers.layout import KvLayout, page_layout
+from tandemkv.managers.layout import Arrangement, KvLayout, page_layout
 from tandemkv.managers.limits import Limits
 from tandemkv.managers.managers import Managers
-from tandemkv.managers.pools import Backend, Pool, check_device
+from tandemkv.managers.memory import Backend, check_device
+from tandemkv.managers.pools import Pool
 from tandemkv.managers.views import RoleView
 from tandemkv.planning import Plan
 from tandemkv.planning.explain import group_name
@@ -21,8 +22,9 @@ def build_managers(
     device: str = "cpu",
     *,
     materialize: bool = True,
-    backend: Backend = "numpy",
+    backend: Backend | None = None,
     kv_layout: KvLayout = "NHD",
+    arrangement: Arrangement = "interleaved",
     same_stream: bool = False,
     disaggregated: bool = False,
     num_dummy_requests: int | None = None,
@@ -35,10 +37,13 @@ def build_managers(
     Args:
         plan: what `tandemkv.plan` returned.
         rank: the rank, `pp_rank * tp_size + tp_rank`.
-        device: where the pools are: `cpu`. `cuda:N` is refused, except for bookkeeping.
+        device: where the pools and the engine's tables are: `cpu` or `cuda:N`.
         materialize: False builds no pools, for engines that own the memory and for replays.
-        backend: what holds the pools: `numpy`, or `torch` where it is installed.
+        backend: what holds the pools: `numpy`, `torch` or `cupy`; None for NumPy on the CPU and
+            CuPy on a GPU.
         kv_layout: order inside a key or value buffer: tokens first (`NHD`), heads first (`HND`).
+        arrangement: order in a pool: page by page (`interleaved`), where a page is one piece and
+            layers are reached by kernel indices, or layer by layer (`per_layer`).
         same_stream: the engine runs all steps in order on one stream, so freed pages need not
             wait for the steps that were running.
         disaggregated: prefill and decode run on different engines, so that requests in transfer
@@ -51,7 +56,7 @@ def build_managers(
             that do not keep every token, or with context parallelism.
         PoolError: an unknown device, backend or layout, or a pool that differs from the plan or is
             too large for 32-bit page indices.
-        DeviceUnavailableError: pools on a CUDA device.
+        DeviceUnavailableError: pools on a CUDA device that is not there.
     """
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < len(plan.ranks):
         raise ConfigError(
@@ -78,7 +83,25 @@ def build_managers(
     share = plan.ranks[rank]
 
     def view(role: RolePlan) -> RoleView:
-        pool = _pool(plan, role, kv_layout, backend, materialize)
+        layout = page_layout(
+            role.kept_layers,
+            tp_size=role.tp_size,
+            tokens_per_block=plan.tokens_per_block,
+            kv_layout=kv_layout,
+            arrangement=arrangement,
+        )
+        if role.num_pages != plan.num_blocks:
+            raise PoolError(
+                f"the {role.role} has {role.num_pages} pages, the plan {plan.num_blocks} blocks"
+            )
+        pool = Pool(
+            layout,
+            num_pages=role.num_pages,
+            planned_bytes=role.device_bytes - role.fixed_bytes,
+            backend=backend,
+            device=device,
+            materialize=materialize,
+        )
         return RoleView(role, pool=pool, ledger=ledger, device=device)
 
     draft = None if share.draft is None else view(share.draft)
@@ -132,26 +155,4 @@ def _limits(plan: Plan, disaggregated: bool, num_dummies: int | None) -> Limits:
         extra_tokens=plan.extra_tokens,
         reserve_tokens=plan.reserve_tokens,
         has_draft=plan.has_draft,
-    )
-
-
-def _pool(
-    plan: Plan, role: RolePlan, kv_layout: KvLayout, backend: Backend, materialize: bool
-) -> Pool:
-    if role.num_pages != plan.num_blocks:
-        raise PoolError(
-            f"the {role.role} has {role.num_pages} pages, the plan {plan.num_blocks} blocks"
-        )
-    layout = page_layout(
-        role.kept_layers,
-        tp_size=role.tp_size,
-        tokens_per_block=plan.tokens_per_block,
-        kv_layout=kv_layout,
-    )
-    return Pool(
-        layout,
-        num_pages=role.num_pages,
-        planned_bytes=role.device_bytes - role.fixed_bytes,
-        backend=backend,
-        materialize=materialize,
     )

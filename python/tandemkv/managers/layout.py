@@ -1,8 +1,10 @@
 """Where each buffer of each layer lies inside a page.
 
-A page holds one block of `tokens_per_block` tokens for all layers of a role on a rank. It is
-contiguous over its layers, in layer order; inside a layer come its buffers, in the order listed by
-`layer_buffers`. So a buffer of page p starts at `p * page_bytes + offset_bytes`.
+A page holds one block of `tokens_per_block` tokens for all layers of a role on a rank: layer by
+layer, and inside a layer its buffers, in the order listed by `layer_buffers`. An `interleaved` pool
+keeps each page in one piece, so a buffer of page p starts at `p * page_bytes + offset_bytes`. A
+`per_layer` pool keeps each layer's part of all pages in one piece, as engines do that allocate a
+tensor per layer.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from tandemkv.geometry.layers import Layer
 
 KvLayout = Literal["NHD", "HND"]
 KV_LAYOUTS: tuple[str, ...] = get_args(KvLayout)
+Arrangement = Literal["interleaved", "per_layer"]
+ARRANGEMENTS: tuple[str, ...] = get_args(Arrangement)
 
 # Bytes of one stored element; `packed` is two 4-bit values per byte, `raw` has no dtype.
 _ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "packed": 1, "raw": 1}
@@ -34,6 +38,7 @@ class BufferSpec:
         shape: of one page. Heads: `(tokens, heads, dim)` for NHD, `(heads, tokens, dim)` for HND;
             else `(tokens, dim)`.
         offset_bytes: where it starts in the page.
+        token_axis: which dimension of `shape` counts tokens.
     """
 
     layer: int
@@ -41,6 +46,7 @@ class BufferSpec:
     dtype: str
     shape: tuple[int, ...]
     offset_bytes: int
+    token_axis: int = 0
 
     @property
     def item_bytes(self) -> int:
@@ -71,6 +77,20 @@ class PageLayout:
     page_bytes: int
     tokens_per_block: int
     num_layers: int
+    arrangement: Arrangement = "interleaved"
+
+    def page_stride_bytes(self, layer: int) -> int:
+        """Return the distance of a layer's buffers from page to page in a pool."""
+        if self.arrangement == "interleaved":
+            return self.page_bytes
+        return sum(spec.num_bytes for spec in self.buffers if spec.layer == layer)
+
+    def start_bytes(self, spec: BufferSpec, num_pages: int) -> int:
+        """Return where a buffer of page 0 starts in a pool of `num_pages` pages."""
+        if self.arrangement == "interleaved":
+            return spec.offset_bytes
+        first = min(other.offset_bytes for other in self.buffers if other.layer == spec.layer)
+        return first * num_pages + spec.offset_bytes - first
 
     def find(self, layer: int, name: str) -> BufferSpec:
         """Return the buffer `name` of `layer`.
@@ -97,7 +117,12 @@ class PageLayout:
 
 
 def page_layout(
-    layers: Sequence[Layer], *, tp_size: int, tokens_per_block: int, kv_layout: KvLayout = "NHD"
+    layers: Sequence[Layer],
+    *,
+    tp_size: int,
+    tokens_per_block: int,
+    kv_layout: KvLayout = "NHD",
+    arrangement: Arrangement = "interleaved",
 ) -> PageLayout:
     """Lay out a page of `tokens_per_block` tokens of `layers`.
 
@@ -109,14 +134,17 @@ def page_layout(
         tp_size: width of the attention group, >= 1.
         tokens_per_block: tokens of a page, >= 1.
         kv_layout: order inside a key or value buffer, tokens first (`NHD`) or heads first (`HND`).
+        arrangement: order in a pool: page by page (`interleaved`) or layer by layer (`per_layer`).
 
     Raises:
-        PoolError: an unknown `kv_layout`; a layer that does not keep every token, or keeps more
-            than its own keys and values; a layer whose buffers do not add up to its planned
-            bytes; or a buffer that starts at an odd byte for its dtype.
+        PoolError: an unknown `kv_layout` or `arrangement`; a layer that does not keep every token,
+            or keeps more than its own keys and values; a layer whose buffers do not add up to its
+            planned bytes; or a buffer that starts at an odd byte for its dtype.
     """
     if kv_layout not in KV_LAYOUTS:
         raise PoolError(f"kv_layout is {kv_layout!r}; supported: {', '.join(KV_LAYOUTS)}")
+    if arrangement not in ARRANGEMENTS:
+        raise PoolError(f"arrangement is {arrangement!r}; supported: {', '.join(ARRANGEMENTS)}")
     buffers: list[BufferSpec] = []
     offset = 0
     for index, layer in enumerate(layers):
@@ -128,7 +156,8 @@ def page_layout(
         start = offset
         for name, dtype, per_token in layer_buffers(layer, tp_size):
             shape = _page_shape(per_token, tokens_per_block, kv_layout)
-            spec = BufferSpec(index, name, dtype, shape, offset)
+            heads_first = kv_layout == "HND" and len(per_token) == 2
+            spec = BufferSpec(index, name, dtype, shape, offset, int(heads_first))
             if offset % spec.item_bytes:
                 raise PoolError(
                     f"layer {index}: buffer {name!r} starts at byte {offset} of the page, which is "
@@ -142,7 +171,7 @@ def page_layout(
                 f"layer {index}: its buffers take {offset - start} bytes of a page, the plan has "
                 f"{planned}"
             )
-    return PageLayout(tuple(buffers), offset, tokens_per_block, len(layers))
+    return PageLayout(tuple(buffers), offset, tokens_per_block, len(layers), arrangement)
 
 
 def _page_shape(per_token: tuple[int, ...], tokens: int, kv_layout: KvLayout) -> tuple[int, ...]:

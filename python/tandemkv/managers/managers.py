@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
+from tandemkv.device.cuda_backend import as_stream
 from tandemkv.errors import BatchError, LedgerError, StepError
 from tandemkv.managers.accepted import read_accepted, select
 from tandemkv.managers.admission import Refusal, dummies_fit, dummy_admission
 from tandemkv.managers.arrays import int_array
 from tandemkv.managers.batch import Batch, RequestIds
 from tandemkv.managers.limits import Limits
+from tandemkv.managers.moves import PageMover
 from tandemkv.managers.offsets import BlockOffsets
 from tandemkv.managers.preparation import Preparation, hold, name_request, pick
 from tandemkv.managers.registry import Registry
@@ -288,22 +290,32 @@ class Managers:
             self._preparation.due_moves = 0
             return out[:count]
 
-    def run_moves(self) -> int:
-        """Take the queued page copies and run them in the pools of both roles.
+    def run_moves(self, stream: object | None = None) -> int:
+        """Take the queued page copies and run them in the pools of both roles, in one launch.
+
+        Of each page the tokens that the ledger names are copied, in every layer.
+
+        Args:
+            stream: the engine's stream, needed on a GPU: the copies are queued there.
 
         Returns:
             The number of pages copied per role.
 
         Raises:
             PoolError: the pools hold no memory (`materialize=False`): take `moves()` instead.
+            ArrayError: pools on a GPU, and no stream; the copies are still queued in the ledger.
         """
         with self._lock:
-            for view in self.views:
-                view.pool.buffer  # noqa: B018 - raises before the moves are consumed
+            mover = self._mover
+            if self._target.device != "cpu":
+                as_stream(stream)  # raises before the moves are consumed
             moves = self.moves()
-            for view in self.views:
-                view.pool.copy_pages(moves[:, 1:3])
+            mover.run(moves, stream)
             return len(moves)
+
+    @cached_property
+    def _mover(self) -> PageMover:
+        return PageMover([view.pool for view in self.views], self._target.device)
 
     def block_tables(
         self,

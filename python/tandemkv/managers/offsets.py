@@ -65,14 +65,15 @@ def kernel_groups(layout: PageLayout) -> tuple[KernelGroup, ...]:
         distance = layout.find(layer, "value").offset_bytes - key.offset_bytes if (
             "value" in names
         ) else 0  # fmt: skip
-        for what, size in (("a page", layout.page_bytes), ("the distance from K to V", distance)):
+        stride = layout.page_stride_bytes(layer)
+        for what, size in (("a page", stride), ("the distance from K to V", distance)):
             if size % key.num_bytes:
                 raise PoolError(
                     f"layer {layer} cannot be reached by kernel indices: {what} is {size} bytes, "
                     f"not a multiple of the {key.num_bytes} bytes of {key.name!r}; "
                     "use block_tables()"
                 )
-        scale, kv_offset = layout.page_bytes // key.num_bytes, distance // key.num_bytes
+        scale, kv_offset = stride // key.num_bytes, distance // key.num_bytes
         members.setdefault((key.num_bytes, scale, kv_offset), []).append(layer)
     return tuple(KernelGroup(tuple(layers), *key) for key, layers in members.items())
 
