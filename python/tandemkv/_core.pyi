@@ -15,13 +15,17 @@ __all__ = [
     "Ledger",
     "__version__",
     "cost_tokens",
+    "csr",
     "group_cost",
     "layer_bytes_per_token",
     "layer_state_bytes",
     "resolve_lifetime",
+    "slot_mapping",
+    "spans",
     "split_bytes",
     "split_pages",
     "token_bytes",
+    "token_rows",
     "tokens_of_bytes",
     "utilization",
     "window_blocks",
@@ -279,3 +283,56 @@ class Ledger:
         `sequences`: handle -> `sequence(handle)` and `pages` (per class) and `node`.
         """
     def validate(self) -> None: ...
+
+def spans(ledger: Ledger, step: int, handle: _I64, start: _I32, width: _I32, role: int = 0) -> None:
+    """Write where the tokens of `step` begin in each sequence and how many they are, `[n]` each.
+
+    The start is the role's valid end (0 target, 1 draft) plus the widths of older steps that are
+    not advanced yet; in the draft of a sequence without one both are 0.
+    """
+
+def csr(
+    ledger: Ledger,
+    handle: _I64,
+    kv_len: _I32,
+    indptr: _I32,
+    indices: _I32,
+    last_page_len: _I32,
+    *,
+    scale: int = 1,
+    class_index: int = 0,
+) -> int:
+    """Write the pages of each sequence's first `kv_len[i]` tokens, times `scale`, as CSR.
+
+    `indptr` is `[rows + 1]`, `last_page_len` `[rows]` with rows >= n: rows from n on are empty.
+    Return the number of indices; `indices` beyond it stays as it is.
+    """
+
+def slot_mapping(
+    ledger: Ledger,
+    handle: _I64,
+    start: _I32,
+    width: _I32,
+    out: _I64,
+    *,
+    pad: int = 0,
+    class_index: int = 0,
+) -> int:
+    """Write `page * tokens_per_block + offset` of each token in `start[i] .. start[i] + width[i]`.
+
+    The rest of `out` becomes `pad`, 0 or -1. Return the number of tokens.
+    """
+
+def token_rows(
+    ledger: Ledger,
+    handle: _I64,
+    kv_len: _I32,
+    dst: _I32,
+    *,
+    pad: int = 0,
+    class_index: int = 0,
+) -> None:
+    """Write the slots of each sequence's first `kv_len[i]` tokens into `dst`, `[n, width]`.
+
+    The rest of a row becomes `pad`, 0 or -1.
+    """

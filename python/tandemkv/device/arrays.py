@@ -60,11 +60,24 @@ def view(name: str, array: object) -> ArrayView:
 def int32_view(
     name: str, array: object, *, shape: tuple[int | None, ...], writable: bool = False
 ) -> ArrayView:
-    """Return the view of an int32, C-contiguous array of the given shape.
+    """Return the view of an int32, C-contiguous array of the given shape; see `typed_view`."""
+    return typed_view(name, array, np.int32, shape=shape, writable=writable)
+
+
+def typed_view(
+    name: str,
+    array: object,
+    dtype: type[np.signedinteger[Any]],
+    *,
+    shape: tuple[int | None, ...],
+    writable: bool = False,
+) -> ArrayView:
+    """Return the view of a C-contiguous array of the given dtype and shape.
 
     Args:
         name: the argument's name, for messages.
         array: the array.
+        dtype: the dtype it must have.
         shape: the size per dimension; None where any size is accepted.
         writable: whether it will be written.
 
@@ -73,8 +86,8 @@ def int32_view(
             a narrowing copy would hide an index that does not fit.
     """
     result = view(name, array)
-    if result.dtype != np.int32:
-        raise ArrayError(name, f"dtype int32 is needed, not {result.dtype}")
+    if result.dtype != dtype:
+        raise ArrayError(name, f"dtype {np.dtype(dtype)} is needed, not {result.dtype}")
     if len(result.shape) != len(shape):
         raise ArrayError(
             name,

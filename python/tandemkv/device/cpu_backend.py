@@ -28,14 +28,16 @@ def copy_batch_block_offsets(arguments: CopyArguments, groups: OffsetGroups) -> 
     }
     destination = _host(arguments.destination)
     for group, (table, scale, kv_offset, _) in enumerate(groups.descriptors):
-        pages, owned = tables[int(table)]
+        pages, missing = tables[int(table)]
         num_columns = pages.shape[1]
         keys, values = destination[group, :count, 0], destination[group, :count, 1]
         np.multiply(pages, scale, out=keys[:, :num_columns])
         np.add(keys[:, :num_columns], kv_offset, out=values[:, :num_columns])
         for plane in (keys, values):
-            np.copyto(plane[:, :num_columns], arguments.empty, where=~owned)
             plane[:, num_columns:] = arguments.empty
+        np.copyto(values[:, :num_columns], arguments.empty, where=missing)
+        if arguments.empty != 0:  # without a page, K is 0 already
+            np.copyto(keys[:, :num_columns], arguments.empty, where=missing)
 
 
 def apply_block_table_updates(arguments: UpdateArguments, groups: OffsetGroups | None) -> None:
@@ -75,9 +77,9 @@ def apply_page_moves(arguments: MoveArguments, segments: PageSegments) -> None:
 def _batch_pages(
     arguments: CopyArguments, table: int, num_pages: int, count: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Return the pages of a class in batch order, [count, columns in use], and which are owned.
+    """Return the pages of a class in batch order, [count, columns in use], and where there is none.
 
-    Pages that are not owned read 0, so that scaling them cannot overflow.
+    There the page reads 0, so that scaling it cannot overflow.
     """
     source = _host(arguments.source)
     by_row = source[table] if source.ndim == 3 else source[table, :, 0]
@@ -90,12 +92,14 @@ def _batch_pages(
     if num_columns == 0:  # padding only; the source may then have no row at all
         return np.empty((count, 0), np.int32), np.empty((count, 0), np.bool_)
     pages = by_row[np.maximum(index, 0), :num_columns]
-    owned = (np.arange(num_columns) < lengths[:, None]) & (pages >= arguments.first_page)
-    pages[~owned] = 0
+    missing = pages < arguments.first_page
+    for row in np.flatnonzero(lengths < num_columns):
+        missing[row, lengths[row] :] = True
+    np.copyto(pages, 0, where=missing)
     largest = int(pages.max(initial=0))
     if largest >= num_pages:
         raise ArrayError("source", f"page {largest} of class {table} is outside [0, {num_pages})")
-    return pages, owned
+    return pages, missing
 
 
 def _valid_count(count: ArrayView | None, most: int) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from tandemkv.device.arrays import ArrayView
 from tandemkv.device.groups import OffsetGroups
 from tandemkv.device.kernels import load, require_cupy
@@ -30,7 +32,7 @@ def copy_batch_block_offsets(
     arguments: CopyArguments, groups: OffsetGroups, stream: object
 ) -> None:
     """Queue the copy on `stream`; see `block_offsets.copy_batch_block_offsets`."""
-    device = _device_of(
+    device = device_of(
         arguments.destination,
         (arguments.source, arguments.copy_index, arguments.used, arguments.count),
     )
@@ -45,7 +47,7 @@ def apply_block_table_updates(
     written = arguments.table if arguments.destination is None else arguments.destination
     if written is None:
         raise ArrayError("destination", "a table or a destination is needed")
-    device = _device_of(
+    device = device_of(
         written,
         (
             arguments.table,
@@ -61,7 +63,7 @@ def apply_block_table_updates(
 
 def apply_page_moves(arguments: MoveArguments, segments: PageSegments, stream: object) -> None:
     """Queue the copies on `stream`; see `page_moves.apply_page_moves`."""
-    device = _device_of(segments.memory, (*segments.pools, arguments.moves, arguments.count))
+    device = device_of(segments.memory, (*segments.pools, arguments.moves, arguments.count))
     descriptors = segments.on_device(device)
     launch = move_launch(arguments, descriptors.data.ptr, len(segments), segments.units_max)
     _run(launch, device, stream)
@@ -91,6 +93,24 @@ def as_stream(stream: object) -> Any:
     return cupy.cuda.Stream.from_external(stream)
 
 
+def copy_to_device(
+    output: ArrayView, staged: NDArray[Any], count: int, device: int, stream: Any
+) -> None:
+    """Queue a copy of the first `count` items of a pinned array into `output` on a CuPy stream."""
+    cupy = require_cupy()
+    num_bytes = count * output.dtype.itemsize
+    if num_bytes == 0:
+        return
+    with cupy.cuda.Device(device):
+        cupy.cuda.runtime.memcpyAsync(
+            output.pointer,
+            staged.ctypes.data,
+            num_bytes,
+            cupy.cuda.runtime.memcpyHostToDevice,
+            stream.ptr,
+        )
+
+
 class _RawStream:
     """The CUDA stream protocol around a bare `cudaStream_t`."""
 
@@ -101,8 +121,13 @@ class _RawStream:
         return (0, self._pointer)
 
 
-def _device_of(written: ArrayView, others: tuple[ArrayView | None, ...]) -> int:
-    """Return the GPU that holds the written array, after checking that it can read the others."""
+def device_of(written: ArrayView, others: tuple[ArrayView | None, ...]) -> int:
+    """Return the GPU that holds the written array, after checking that it can read the others.
+
+    Raises:
+        ArrayError: one of them is in pageable host memory, or on another GPU.
+        DeviceUnavailableError: there is no GPU.
+    """
     runtime = require_cupy().cuda.runtime
     device = int(runtime.pointerGetAttributes(written.pointer).device)
     for array in others:

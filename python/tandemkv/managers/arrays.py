@@ -169,3 +169,21 @@ def flatten(field: str, rows: Sequence[Any]) -> tuple[NDArray[Any], NDArray[np.i
     if not arrays:
         return np.zeros(0, np.int64), offsets
     return np.concatenate([array.astype(np.int64, copy=False) for array in arrays]), offsets
+
+
+def publish_flags(publish: bool | Sequence[bool], num_items: int) -> NDArray[np.uint8]:
+    """Return `publish` as one uint8 flag per item.
+
+    Raises:
+        BatchError: it is neither a bool nor `num_items` bools.
+    """
+    if isinstance(publish, bool | np.bool_):
+        return np.full(num_items, publish, np.uint8)
+    flags = np.asarray(publish)
+    if flags.dtype != np.bool_ or flags.shape != (num_items,):
+        raise BatchError(
+            f"publish has dtype {flags.dtype} and shape {flags.shape}; a bool, or {num_items} "
+            "bools are needed",
+            field="publish",
+        )
+    return flags.astype(np.uint8)

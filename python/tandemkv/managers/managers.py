@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
 from tandemkv.device.cuda_backend import as_stream
-from tandemkv.errors import BatchError, LedgerError, StepError
+from tandemkv.errors import LedgerError, StepError
 from tandemkv.managers.accepted import read_accepted, select
 from tandemkv.managers.admission import Refusal, dummies_fit, dummy_admission
-from tandemkv.managers.arrays import int_array
+from tandemkv.managers.arrays import int_array, publish_flags
 from tandemkv.managers.batch import Batch, RequestIds
 from tandemkv.managers.limits import Limits
 from tandemkv.managers.moves import PageMover
@@ -24,6 +24,7 @@ from tandemkv.managers.preparation import Preparation, hold, name_request, pick
 from tandemkv.managers.registry import Registry
 from tandemkv.managers.stats import DUMMY_COUNTERS, ManagerStats
 from tandemkv.managers.steps import NOT_GRANTED, StepRecord, Steps
+from tandemkv.managers.tables import KernelTables
 from tandemkv.managers.views import RoleView
 
 
@@ -357,6 +358,11 @@ class Managers:
         pools = [view.pool for view in self.views]
         return BlockOffsets(pools, self._ledger, self.block_tables, self._target.device)
 
+    @cached_property
+    def tables(self) -> KernelTables:
+        """What writes tables in other forms: padded, CSR, slot mappings, rows of slots."""
+        return KernelTables(self._ledger, self.handles, lambda: self.step, self._lock)
+
     # --- requests -----------------------------------------------------------------------------
 
     def handles(self, request_ids: Iterable[Hashable]) -> NDArray[np.int64]:
@@ -418,7 +424,7 @@ class Managers:
         with self._lock:
             ids = RequestIds(request_ids)
             handles = self._registry.resolve(ids)
-            self._ledger.release(handles, _publish_flags(publish, len(ids)))
+            self._ledger.release(handles, publish_flags(publish, len(ids)))
             for handle in handles.tolist():
                 self._steps.free(handle)
             self._dummy_totals["released"] += self._registry.close(ids)
@@ -482,16 +488,3 @@ class Managers:
                 dummy_totals=self._dummy_totals,
                 refused_rows=self._preparation.refused_rows,
             )
-
-
-def _publish_flags(publish: bool | Sequence[bool], num_items: int) -> NDArray[np.uint8]:
-    if isinstance(publish, bool | np.bool_):
-        return np.full(num_items, publish, np.uint8)
-    flags = np.asarray(publish)
-    if flags.dtype != np.bool_ or flags.shape != (num_items,):
-        raise BatchError(
-            f"publish has dtype {flags.dtype} and shape {flags.shape}; a bool, or {num_items} "
-            "bools are needed",
-            field="publish",
-        )
-    return flags.astype(np.uint8)

@@ -128,7 +128,8 @@ impl Ledger {
             let blocks = len.div_ceil(size) as usize;
             let pages = &self.pages_of(row, class)[..blocks];
             for (out, page) in out.indices[at..at + blocks].iter_mut().zip(pages) {
-                *out = page.get() * scale;
+                // `check_scale` has excluded an overflow; a second check would keep this loop scalar.
+                *out = page.get().wrapping_mul(scale);
             }
             out.indptr[item] = crate::ids::count(at);
             out.last_page_len[item] = len - len.saturating_sub(1) / size * size;
@@ -219,7 +220,7 @@ impl Ledger {
     }
 
     /// Writes the slots of the tokens from position `from` on, as many as `out` holds.
-    fn write_slots<T: TryFrom<u64>>(&self, row: Row, class: usize, from: u32, out: &mut [T]) {
+    fn write_slots<T: Slot>(&self, row: Row, class: usize, from: u32, out: &mut [T]) {
         let size = self.config.tokens_per_block as usize;
         let pages = self.pages_of(row, class);
         let mut position = from as usize;
@@ -229,12 +230,7 @@ impl Ledger {
             let run = (size - within).min(rest.len());
             let (block, others) = rest.split_at_mut(run);
             let first = u64::from(pages[position / size].get()) * size as u64 + within as u64;
-            for (out, slot) in block.iter_mut().zip(first..) {
-                let Ok(slot) = T::try_from(slot) else {
-                    unreachable!("the slots of the class were checked against this type");
-                };
-                *out = slot;
-            }
+            T::count_from(first, block);
             position += run;
             rest = others;
         }
@@ -269,6 +265,32 @@ impl Ledger {
     fn check_scale(&self, class: usize, scale: u32) -> Result<(), LedgerError> {
         let pages = i64::from(self.pools[class].num_pages());
         check_range("scale", 0, scale.into(), 1, (INDEX_MAX + 1) / pages)
+    }
+}
+
+/// A slot as a table holds it. The tables' calls have checked that every slot of the class fits.
+trait Slot: Sized {
+    /// Writes `first`, `first + 1` and so on.
+    fn count_from(first: u64, out: &mut [Self]);
+}
+
+impl Slot for i32 {
+    fn count_from(first: u64, out: &mut [Self]) {
+        let mut slot = Self::try_from(first).expect("slots of the class fit, see `check_scale`");
+        for out in out {
+            *out = slot;
+            slot = slot.wrapping_add(1); // wraps only after the last one
+        }
+    }
+}
+
+impl Slot for i64 {
+    fn count_from(first: u64, out: &mut [Self]) {
+        let mut slot = Self::try_from(first).expect("a page and a block are below 2^31 each");
+        for out in out {
+            *out = slot;
+            slot = slot.wrapping_add(1);
+        }
     }
 }
 
