@@ -24,7 +24,7 @@ sys.path.insert(0, str(TESTS))
 
 import kernel_harness as harness  # noqa: E402 (it lies beside the tests)
 
-COPY, UPDATE = "block_offsets.cu", "table_updates.cu"
+COPY, UPDATE, MOVES = "block_offsets.cu", "table_updates.cu", "page_moves.cu"
 
 
 @dataclass(frozen=True)
@@ -230,6 +230,124 @@ MUTATIONS = [
     ),
     Mutation(
         "update: table not written", UPDATE, "width + column] = page;", "width + column] += 0;"
+    ),
+    Mutation("moves: class ignored", MOVES, "move.x != (int)segment[7]", "false"),
+    Mutation("moves: source page unbounded", MOVES, "move.y >= segment[6]", "false"),
+    Mutation("moves: negative source page taken", MOVES, "move.y < 0", "false"),
+    Mutation("moves: destination page unbounded", MOVES, "move.z >= segment[6]", "false"),
+    Mutation("moves: reserved page written", MOVES, "move.z < 1", "move.z < 0"),
+    Mutation("moves: tokens unbounded", MOVES, "tokens > segment[5]", "false"),
+    Mutation("moves: last token refused", MOVES, "tokens > segment[5]", "tokens >= segment[5]"),
+    Mutation("moves: no tokens taken", MOVES, "tokens < 1", "false"),
+    Mutation(
+        "moves: whole blocks copied",
+        MOVES,
+        "(unsigned)tokens * (unsigned)segment[4]",
+        "(unsigned)segment[5] * (unsigned)segment[4]",
+    ),
+    Mutation("moves: count ignored", MOVES, "count != nullptr && (int)number >= count[0]", "false"),
+    Mutation("moves: count off by one", MOVES, "(int)number >= count[0]", "(int)number > count[0]"),
+    Mutation(
+        "moves: first segment only",
+        MOVES,
+        "(long long)blockIdx.y * SEGMENT_FIELDS",
+        "(long long)0 * SEGMENT_FIELDS",
+    ),
+    Mutation(
+        "moves: source is the destination",
+        MOVES,
+        "(const char*)segment[0] + move.y",
+        "(const char*)segment[0] + move.z",
+    ),
+    Mutation(
+        "moves: source page narrowed to 32 bits",
+        MOVES,
+        "move.y * page_stride",
+        "(int)(move.y * page_stride)",
+    ),
+    Mutation(
+        "moves: destination page narrowed to 32 bits",
+        MOVES,
+        "move.z * page_stride",
+        "(int)(move.z * page_stride)",
+    ),
+    Mutation(
+        "moves: loaded row narrowed to 32 bits",
+        MOVES,
+        "(source + row * row_stride + at)",
+        "(source + (int)(row * row_stride) + at)",
+    ),
+    Mutation(
+        "moves: written row narrowed to 32 bits",
+        MOVES,
+        "offset = row * row_stride + at",
+        "offset = (int)(row * row_stride) + at",
+    ),
+    Mutation("moves: first row only", MOVES, "units_per_row * num_rows", "units_per_row"),
+    Mutation("moves: last unit lost", MOVES, "unit >= num_units)", "unit >= num_units - 1)"),
+    Mutation("moves: units unbounded", MOVES, "if (unit >= num_units) {", "if (false) {"),
+    Mutation(
+        "moves: last bytes of a run lost",
+        MOVES,
+        "(run_bytes + UNIT_BYTES - 1) / UNIT_BYTES",
+        "run_bytes / UNIT_BYTES",
+    ),
+    Mutation(
+        "moves: alignment dropped",
+        MOVES,
+        "((segment[0] | page_stride | row_stride) % UNIT_BYTES) == 0",
+        "true",
+    ),
+    Mutation(
+        "moves: alignment of the address dropped",
+        MOVES,
+        "segment[0] | page_stride | row_stride",
+        "page_stride | row_stride",
+    ),
+    Mutation(
+        "moves: alignment of pages dropped",
+        MOVES,
+        "segment[0] | page_stride | row_stride",
+        "segment[0] | row_stride",
+    ),
+    Mutation(
+        "moves: alignment of rows dropped",
+        MOVES,
+        "segment[0] | page_stride | row_stride",
+        "segment[0] | page_stride",
+    ),
+    Mutation(
+        "moves: vector load beyond the run",
+        MOVES,
+        "aligned && at + UNIT_BYTES <= run_bytes) {\n            loaded",
+        "aligned) {\n            loaded",
+    ),
+    Mutation(
+        "moves: vector store beyond the run",
+        MOVES,
+        "aligned && at + UNIT_BYTES <= run_bytes) {\n            *(int4*)",
+        "aligned) {\n            *(int4*)",
+    ),
+    Mutation(
+        "moves: tail unbounded", MOVES, "byte < UNIT_BYTES && byte < rest", "byte < UNIT_BYTES"
+    ),
+    Mutation(
+        "moves: tail one byte short",
+        MOVES,
+        "byte < UNIT_BYTES && byte < rest",
+        "byte < UNIT_BYTES && byte + 1 < rest",
+    ),
+    Mutation(
+        "moves: tiles overlap",
+        MOVES,
+        "blockIdx.z * (blockDim.x * UNITS_PER_THREAD)",
+        "blockIdx.z * blockDim.x",
+    ),
+    Mutation(
+        "moves: threads do the same",
+        MOVES,
+        "UNITS_PER_THREAD) + threadIdx.x",
+        "UNITS_PER_THREAD) + 0",
     ),
 ]
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kernel_cases import Case, random_copy, random_update
 from kernel_harness import Shim
 from kernel_large_strides import check_large_moves, check_large_strides
-from move_cases import MoveCase, random_moves
+from move_cases import MoveCase, check_hidden_moves, random_moves
 
 from tandemkv.device import (
     apply_block_table_updates,
@@ -61,7 +61,8 @@ def unreadable(case: Case | MoveCase) -> Iterator[None]:
 def run(library: Path, cases: int, seed: int) -> None:
     """Run all cases in both thread orders."""
     for reverse in (False, True):
-        with Shim(library, reverse=reverse).installed():
+        shim = Shim(library, reverse=reverse)
+        with shim.installed():
             for number in range(cases):
                 rng = np.random.default_rng([seed, number])
                 copy, update = random_copy(rng), random_update(rng)
@@ -76,6 +77,7 @@ def run(library: Path, cases: int, seed: int) -> None:
                 moves.check()
             check_large_strides()
             check_large_moves()
+            check_hidden_moves(shim.move)
 
 
 def outcome(library: Path, cases: int, seed: int) -> str:

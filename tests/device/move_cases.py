@@ -6,6 +6,7 @@ backend: one token of one row is one slice of the pool.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemkv.device import PageSegment, PageSegments
+from tandemkv.device.arrays import view
+from tandemkv.device.launches import MoveArguments
 
 # 1 and 3 leave no alignment, 36 is an nvfp4 latent's scales, 132 an fp8 indexer key with its scale.
 TOKEN_BYTES = (1, 3, 4, 16, 36, 48, 64, 132, 256, 1024)
@@ -167,3 +170,24 @@ def untouched(segments: list[PageSegment], moves: list[list[int]]) -> list[NDArr
         edges = np.flatnonzero(np.diff(np.concatenate(([True], needed, [True])).astype(np.int8)))
         parts += [memory[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
     return parts
+
+
+def check_hidden_moves(move: Callable[[MoveArguments, PageSegments], None]) -> None:
+    """Run moves that no host has checked, as a replayed graph does: a bad one is skipped.
+
+    Args:
+        move: the backend's `apply_page_moves`.
+    """
+    least, most = -(2**31), 2**31 - 1
+    good = [(0, 1, 2, 4)]
+    bad = [(0, 1, 0, 4), (0, 4, 3, 4), (0, 1, 4, 4), (0, -1, 3, 4), (0, 1, least, 4),
+           (0, 1, 3, 5), (0, 1, 3, 0), (0, 1, 3, -3), (0, 1, 3, most), (1, 1, 3, 4),
+           (-1, 1, 3, 4), (0, most, 3, 4)]  # fmt: skip
+    pool = aligned_bytes(4 * 32, 0)
+    pool[...] = np.arange(128)
+    segments = PageSegments(segments_of(pool, 0, 4, 4, [(1, 8)], per_layer=False))
+    for record in bad:
+        move(MoveArguments(view("moves", np.array([record], np.int32)), None, 0, 1), segments)
+        np.testing.assert_array_equal(pool, np.arange(128))
+    move(MoveArguments(view("moves", np.array(good, np.int32)), None, 0, 1), segments)
+    np.testing.assert_array_equal(pool[64:96], np.arange(32, 64))

@@ -27,17 +27,12 @@ def mutate() -> ModuleType:
 # One of each kind of break; `make test-full` runs all.
 SHORT = (
     "copy: lost K/V offset",
-    "copy: missing entry kept in V",
-    "copy: length off by one",
     "copy: vector load beyond the length",
-    "copy: source address alignment dropped",
-    "copy: scalar tail unbounded",
-    "copy: count off by one",
     "copy: table narrowed to 32 bits",
-    "copy: column tiles overlap",
     "update: missing entry kept in K",
     "update: row without a position written",
-    "update: destination narrowed to 32 bits",
+    "moves: written row narrowed to 32 bits",
+    "moves: vector store beyond the run",
 )
 
 
@@ -45,7 +40,7 @@ SHORT = (
 def test_one_mutation_of_each_kind_is_noticed(mutate: ModuleType) -> None:
     chosen = [mutation for mutation in mutate.MUTATIONS if mutation.name in SHORT]
     assert len(chosen) == len(SHORT)
-    assert mutate.survivors(chosen, cases=25, seed=11) == []
+    assert mutate.survivors(chosen, cases=12, seed=11) == []
 
 
 def test_every_mutation_applies_to_the_kernels_of_today(mutate: ModuleType) -> None:
