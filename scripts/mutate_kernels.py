@@ -283,7 +283,9 @@ MUTATIONS = [
         "offset = row * row_stride + at",
         "offset = (int)(row * row_stride) + at",
     ),
-    Mutation("moves: first row only", MOVES, "units_per_row * num_rows", "units_per_row"),
+    Mutation(
+        "moves: first row only", MOVES, "units_per_row * num_rows", "units_per_row * (num_rows > 0)"
+    ),
     Mutation("moves: last unit lost", MOVES, "unit >= num_units)", "unit >= num_units - 1)"),
     Mutation("moves: units unbounded", MOVES, "if (unit >= num_units) {", "if (false) {"),
     Mutation(
@@ -329,7 +331,10 @@ MUTATIONS = [
         "aligned) {\n            *(int4*)",
     ),
     Mutation(
-        "moves: tail unbounded", MOVES, "byte < UNIT_BYTES && byte < rest", "byte < UNIT_BYTES"
+        "moves: tail one byte long",
+        MOVES,
+        "byte < UNIT_BYTES && byte < rest",
+        "byte < UNIT_BYTES && byte <= rest",
     ),
     Mutation(
         "moves: tail one byte short",

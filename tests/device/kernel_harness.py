@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -72,6 +73,40 @@ def compile_shim(
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return library
+
+
+COUNTING = (
+    *("-O1", "-fsanitize=kernel-address", "--param", "asan-instrumentation-with-call-threshold=0"),
+    *("--param", "asan-stack=0", "--param", "asan-globals=0", str(HERE / "count_accesses.cpp")),
+)
+"""Flags of `compile_shim` for a library whose accesses can be counted."""
+
+
+class AccessCount:
+    """Bytes that kernels load and store, per array, in a library compiled with `COUNTING`.
+
+    Args:
+        library: its path.
+        arrays: the arrays to watch, by name; all other memory is ignored.
+    """
+
+    def __init__(self, library: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._arrays = dict(arrays)
+
+    def __enter__(self) -> AccessCount:
+        bounds = (ctypes.c_void_p * (2 * len(self._arrays)))()
+        for number, array in enumerate(self._arrays.values()):
+            bounds[2 * number] = array.ctypes.data
+            bounds[2 * number + 1] = array.ctypes.data + array.nbytes
+        self._library.count_start(bounds, len(self._arrays))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        totals = (ctypes.c_ulonglong * (2 * len(self._arrays)))()
+        self._library.count_read(totals)
+        self.loaded = dict(zip(self._arrays, totals[::2], strict=True))
+        self.stored = dict(zip(self._arrays, totals[1::2], strict=True))
 
 
 def sanitizer_environment(*, stack_traces: bool = True) -> dict[str, str]:
