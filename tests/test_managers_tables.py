@@ -179,7 +179,7 @@ def test_overlapping_steps_count_what_may_have_run(managers: tkv.Managers) -> No
     )
     start, width = managers.tables.spans(["a"], later)
     assert (start[0], width[0]) == (21, 3)
-    with pytest.raises(LedgerError, match=f"cannot advance step {current}"):
+    with pytest.raises(LedgerError, match=f"is not at step {current}"):
         managers.tables.spans(["a"], current)
 
 

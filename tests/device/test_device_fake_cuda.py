@@ -21,6 +21,7 @@ from tandemkv.device import OffsetGroups, copy_batch_block_offsets
 from tandemkv.device.publisher import TablePublisher
 from tandemkv.errors import ArrayError, DeviceUnavailableError
 from tandemkv.managers.memory import check_device
+from tandemkv.managers.moves import PageMover
 from tandemkv.managers.tables import Csr
 
 pytestmark = pytest.mark.skipif(harness.COMPILER is None, reason=harness.SKIP_REASON)
@@ -153,3 +154,21 @@ def test_memory_that_a_kernel_cannot_read_is_refused(gpu: FakeCuda) -> None:
         )
     assert isinstance(destination, FakeArray)
     assert not gpu.launches
+
+
+def test_more_moves_than_a_slot_holds_take_several_launches(gpu: FakeCuda) -> None:
+    managers = small_managers(700, device="cuda:0")
+    stream = gpu.stream()
+    pools = [view.pool for view in managers.views]
+    for pool in pools:
+        pool.buffer.set(np.repeat(np.arange(700) % 251, pool.page_bytes))
+    moves = np.zeros((300, 4), np.int32)
+    moves[:, 1], moves[:, 2], moves[:, 3] = np.arange(1, 301), np.arange(301, 601), 4
+    PageMover(pools, "cuda:0").run(moves, stream)
+    assert [name for name, _ in gpu.launches] == ["apply_page_moves"] * 2
+    moves[...] = -1  # the caller's array is not what the kernels read
+    stream.synchronize()
+    for pool in pools:
+        pages = pool.pages.get()
+        assert (pages[301:601] == pages[1:301]).all()
+        assert (pages[601:] == (np.arange(601, 700) % 251)[:, None]).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,28 +14,39 @@ import cupyx
 import numpy as np
 import pytest
 from kernel_cases import Case, random_copy, random_update
+from move_cases import MoveCase, random_moves
 from numpy.typing import NDArray
 
-from tandemkv.device import OffsetGroups, apply_block_table_updates, copy_batch_block_offsets
+from tandemkv.device import (
+    OffsetGroups,
+    PageSegments,
+    apply_block_table_updates,
+    apply_page_moves,
+    copy_batch_block_offsets,
+)
 from tandemkv.device.publisher import TablePublisher
 from tandemkv.errors import ArrayError
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from managers_setup import new, small_managers
 
 ROOT = Path(__file__).parents[2]
 HAS_GPU = cupy.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU with a working driver")
 
 
-def on_device(array: NDArray[np.int32]) -> Any:
+def on_device(array: NDArray[Any]) -> Any:
     """Copy an array to the GPU, as far from 16-byte alignment as it is on the host."""
-    shift = array.ctypes.data % 16 // 4
-    memory = cupy.empty(array.size + shift, np.int32)
+    shift = array.ctypes.data % 16 // array.itemsize
+    memory = cupy.empty(array.size + shift, array.dtype)
     result = memory[shift:].reshape(array.shape)
     result.set(array)
     return result
 
 
-def pinned(array: NDArray[np.int32]) -> NDArray[np.int32]:
-    memory: NDArray[np.int32] = cupyx.empty_pinned(max(array.size, 1), np.int32)
+def pinned(array: NDArray[Any]) -> NDArray[Any]:
+    memory: NDArray[Any] = cupyx.empty_pinned(max(array.size, 1), array.dtype)
     result = memory[: array.size].reshape(array.shape)
     result[...] = array
     return result
@@ -67,6 +79,55 @@ def test_random_cases(place: Any) -> None:
             for name, expected in case.expected.items():
                 if name != "source":
                     np.testing.assert_array_equal(cupy.asnumpy(arguments[name]), expected)
+
+
+def moved_segments(case: MoveCase, pools: list[Any]) -> PageSegments:
+    """Return the segments of a case in the copies of its pools."""
+    places = {id(pool): copy for pool, copy in zip(case.pools, pools, strict=True)}
+    segments = case.arguments["segments"]
+    return PageSegments([replace(item, memory=places[id(item.memory)]) for item in segments])
+
+
+@needs_gpu
+@pytest.mark.parametrize("place", [on_device, pinned], ids=["device", "pinned"])
+def test_random_page_moves(place: Any) -> None:
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for seed in range(100):
+        case = random_moves(np.random.default_rng([13, seed]))
+        pools = [on_device(pool) for pool in case.pools]
+        segments = moved_segments(case, pools)
+        count = case.arguments["count"]
+        count = place(count) if isinstance(count, np.ndarray) else count
+        moves = place(case.arguments["moves"])
+        cupy.cuda.get_current_stream().synchronize()
+        apply_page_moves(moves, segments, count=count, stream=stream)
+        stream.synchronize()
+        for pool, expected in zip(pools, case.expected, strict=True):
+            np.testing.assert_array_equal(cupy.asnumpy(pool), expected)
+
+
+@needs_gpu
+def test_managers_serve_with_pools_on_the_gpu() -> None:
+    """Tables and copies of a few steps equal those of managers on the CPU."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    both = small_managers(device="cuda:0"), small_managers()
+    for gpu_view, cpu_view in zip(both[0].views, both[1].views, strict=True):
+        cpu_view.pool.buffer[...] = np.arange(cpu_view.pool.num_bytes) % 251
+        gpu_view.pool.buffer.set(cpu_view.pool.buffer)
+    for number, prompt in enumerate((range(100, 118), [*range(100, 114), 9, 9])):
+        batch = new(number, prompt)
+        slots = cupy.zeros(40, np.int64), np.zeros(40, np.int64)
+        cupy.cuda.get_current_stream().synchronize()
+        for managers, out in zip(both, slots, strict=True):
+            queue = stream if managers is both[0] else None
+            assert managers.prepare_resources(batch).all()
+            assert managers.run_moves(queue) == number
+            managers.tables.slot_mapping([number], out=out, stream=queue)
+            managers.update_resources(batch, [[1]])
+        stream.synchronize()
+        np.testing.assert_array_equal(cupy.asnumpy(slots[0]), slots[1])
+        for gpu_view, cpu_view in zip(both[0].views, both[1].views, strict=True):
+            np.testing.assert_array_equal(cupy.asnumpy(gpu_view.pool.buffer), cpu_view.pool.buffer)
 
 
 @needs_gpu

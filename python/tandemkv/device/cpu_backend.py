@@ -65,7 +65,7 @@ def apply_page_moves(arguments: MoveArguments, segments: PageSegments) -> None:
     first = arguments.first_move
     count = _valid_count(arguments.count, arguments.num_moves)
     moves = _host(arguments.moves)[first : first + count]
-    for segment, rows in zip(segments, segments.host_rows(), strict=True):
+    for segment, rows in zip(segments, segments.host_rows, strict=True):
         mine = moves[moves[:, 0] == segment.class_index]
         # Moves of equal length at once: most lists have few lengths, or few moves.
         for tokens in np.unique(mine[:, 3]).tolist():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -115,11 +116,12 @@ class PageSegments:
 
     @property
     def pools(self) -> tuple[ArrayView, ...]:
-        """The pool of each segment."""
-        return tuple(self._views)
+        """The different pools of the segments: few, so that checking each is cheap."""
+        return tuple({pool.pointer: pool for pool in self._views}.values())
 
+    @cached_property
     def host_rows(self) -> list[NDArray[np.uint8]]:
-        """Return each segment as uint8 [pages, rows, row bytes], without a copy.
+        """Each segment as uint8 [pages, rows, row bytes], without a copy.
 
         Raises:
             ArrayError: the pools are on a GPU.
@@ -137,13 +139,14 @@ class PageSegments:
             )
         return rows
 
-    @property
+    @cached_property
     def units_max(self) -> int:
         """Most units of 16 bytes that one segment has in a page."""
         return max(item.num_rows * -(-item.row_bytes // UNIT_BYTES) for item in self._segments)
 
+    @cached_property
     def limits(self) -> dict[int, tuple[int, int]]:
-        """Return pages and tokens per block of each class: the smallest of its segments."""
+        """Pages and tokens per block of each class: the smallest of its segments."""
         limits: dict[int, tuple[int, int]] = {}
         for item in self._segments:
             have = limits.get(item.class_index, (item.num_pages, item.tokens_per_block))
@@ -259,7 +262,7 @@ def _pool_view(number: int, segment: PageSegment) -> ArrayView:
 
 
 def _check_moves(moves: NDArray[np.int32], segments: PageSegments) -> None:
-    limits = segments.limits()
+    limits = segments.limits
     classes, sources, destinations, tokens = moves.T
     known = np.isin(classes, list(limits))
     if not known.all():

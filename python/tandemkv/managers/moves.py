@@ -44,6 +44,8 @@ class PageMover:
         Raises:
             ArrayError: no stream was given on a GPU; nothing was copied.
         """
+        if len(moves) == 0:
+            return
         if self._ring is None:
             apply_page_moves(moves, self._segments, backend="cpu")
             return

@@ -90,7 +90,7 @@ pub enum LedgerError {
     },
     /// `advance` for a step whose width is not the oldest recorded one.
     #[error(
-        "handle[{item}] cannot advance step {step}: the oldest step it ran is {recorded} (0: none)"
+        "handle[{item}] is not at step {step}: the oldest step it runs is {recorded} (0: none)"
     )]
     StepNotGrown {
         /// The item.
