@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from managers_setup import TPB, decode, new, small_managers
 
@@ -94,6 +94,7 @@ def test_a_copied_block_holds_the_shared_tokens(arrangement: Any) -> None:
     assert managers.hit_lengths(["b"])[0] % TPB != 0
 
 
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_hit_reads_what_its_text_says(data: st.DataObject) -> None:
     """Two different tokens, so that prompts share starts; small pools, so that pages are reused."""

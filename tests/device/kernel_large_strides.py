@@ -62,8 +62,8 @@ def check_large_strides() -> None:
 
 
 def check_large_moves() -> None:
-    """Move between pages 2.5 GB apart, in rows 40 MB apart: no offset may be cut to 32 bits."""
-    row, num_rows, page = 40 * 2**20, 60, 2400 * 2**20
+    """Move between pages 4.6 GB apart, in rows 42 MB apart: no offset may be cut to 32 bits."""
+    row, num_rows, page = 40 * 2**20, 110, 4400 * 2**20
     pool = sparse((3 * page // 4,)).view(np.uint8)
     segment = PageSegment(
         memory=pool,
@@ -75,9 +75,9 @@ def check_large_moves() -> None:
         tokens_per_block=2,
         num_pages=3,
     )
-    for number in (0, 55, 59):  # row 55 starts beyond 2**31, so does page 1
+    for number in (0, 55, 109):  # beyond 2**31 and, as page 1, beyond 2**32
         pool[page + number * row :][:48] = np.arange(48) + number
     apply_page_moves(np.array([[0, 1, 2, 1]], np.int32), PageSegments([segment]))
-    for number in (0, 55, 59):
+    for number in (0, 55, 109):
         moved = pool[2 * page + number * row :][:48]
         assert moved.tolist() == [*(np.arange(24) + number), *[0] * 24]

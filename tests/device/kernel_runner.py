@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kernel_cases import Case, random_copy, random_update
 from kernel_harness import Shim
 from kernel_large_strides import check_large_moves, check_large_strides
-from move_cases import MoveCase, check_hidden_moves, random_moves
+from move_cases import MoveCase, almost_aligned_moves, check_hidden_moves, random_moves
 
 from tandemkv.device import (
     apply_block_table_updates,
@@ -72,6 +72,10 @@ def run(library: Path, cases: int, seed: int) -> None:
                 apply_block_table_updates(**update.arguments)
                 update.check()
                 moves = random_moves(rng)
+                with unreadable(moves):
+                    apply_page_moves(**moves.arguments)
+                moves.check()
+            for moves in almost_aligned_moves():
                 with unreadable(moves):
                     apply_page_moves(**moves.arguments)
                 moves.check()

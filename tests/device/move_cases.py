@@ -18,7 +18,7 @@ from tandemkv.device.arrays import view
 from tandemkv.device.launches import MoveArguments
 
 # 1 and 3 leave no alignment, 36 is an nvfp4 latent's scales, 132 an fp8 indexer key with its scale.
-TOKEN_BYTES = (1, 3, 4, 16, 36, 48, 64, 132, 256, 1024)
+TOKEN_BYTES = (1, 3, 8, 16, 24, 36, 48, 132, 256, 1024)
 
 
 @dataclass
@@ -86,11 +86,11 @@ def random_moves(rng: np.random.Generator) -> MoveCase:
     pools, segments = [], []
     num_classes = int(rng.integers(1, 3))
     pages = [int(rng.integers(2, 12)) for _ in range(num_classes)]
-    blocks = [int(rng.choice([1, 4, 16, 32])) for _ in range(num_classes)]
+    blocks = [int(rng.choice([1, 3, 4, 16, 32])) for _ in range(num_classes)]
     for _ in range(int(rng.integers(1, 4))):
         number = int(rng.integers(num_classes))
         buffers = [
-            (int(rng.choice([1, 1, 2, 5])), int(rng.choice(TOKEN_BYTES)))
+            (int(rng.choice([1, 1, 2, 4, 5])), int(rng.choice(TOKEN_BYTES)))
             for _ in range(int(rng.integers(1, 4)))
         ]
         size = pages[number] * blocks[number] * sum(rows * token for rows, token in buffers)
@@ -114,14 +114,43 @@ def random_moves(rng: np.random.Generator) -> MoveCase:
     rng.shuffle(records)
     num_run = int(rng.integers(0, len(records) + 1))
     count: Any = [num_run, np.array([num_run], np.int32), None][rng.integers(3)]
-    moves = np.array(records, np.int32).reshape(-1, 4)
-    run = records if count is None else records[:num_run]
+    return move_case(pools, segments, records, count)
+
+
+def move_case(
+    pools: list[NDArray[np.uint8]],
+    segments: list[PageSegment],
+    records: list[list[int]],
+    count: Any = None,
+) -> MoveCase:
+    """Return the case of running `records`, or the first `count` of them."""
+    run = records if count is None else records[: int(np.asarray(count).item())]
     return MoveCase(
-        arguments={"moves": moves, "segments": PageSegments(segments), "count": count},
+        arguments={
+            "moves": np.array(records, np.int32).reshape(-1, 4),
+            "segments": PageSegments(segments),
+            "count": count,
+        },
         pools=pools,
         expected=expected_pools(pools, segments, run),
         unread=untouched(segments, run),
     )
+
+
+def almost_aligned_moves() -> list[MoveCase]:
+    """Return cases where the address, the pages or the rows alone are not aligned to 16 bytes."""
+    cases = []
+    for shift, tokens_per_block, buffers in (
+        (8, 4, [(1, 16)]),
+        (0, 3, [(1, 16), (1, 3)]),  # pages of 48 + 9 bytes
+        (0, 1, [(2, 24)]),  # rows of 24 bytes in pages of 48
+    ):
+        size = 5 * tokens_per_block * sum(rows * token for rows, token in buffers)
+        pool = aligned_bytes(size, shift)
+        pool[...] = np.arange(size) % 251
+        segments = segments_of(pool, 0, 5, tokens_per_block, buffers, per_layer=False)
+        cases.append(move_case([pool], segments, [[0, 1, 2, tokens_per_block], [0, 3, 4, 1]]))
+    return cases
 
 
 def expected_pools(

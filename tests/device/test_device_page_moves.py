@@ -9,7 +9,7 @@ import kernel_harness as harness
 import numpy as np
 import pytest
 from kernel_large_strides import check_large_moves
-from move_cases import check_hidden_moves, random_moves, segments_of
+from move_cases import almost_aligned_moves, check_hidden_moves, random_moves, segments_of
 from numpy.typing import NDArray
 
 from tandemkv.device import PageSegment, PageSegments, apply_page_moves
@@ -62,6 +62,9 @@ def test_random_moves_in_the_kernel(shim: harness.Shim) -> None:
     with shim.installed():
         for seed in range(150):
             case = random_moves(np.random.default_rng([7, seed]))
+            apply_page_moves(**case.arguments)
+            case.check()
+        for case in almost_aligned_moves():
             apply_page_moves(**case.arguments)
             case.check()
 
