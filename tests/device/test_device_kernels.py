@@ -167,7 +167,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_sanitizer_complains(sanitized: Path) -> None:
     """Random cases under ASan and UBSan; memory that a call need not read is poisoned."""
     result = subprocess.run(
-        [sys.executable, str(harness.HERE / "kernel_runner.py"), "100", "3", str(sanitized)],
+        [sys.executable, str(harness.HERE / "kernel_runner.py"), "40", "3", str(sanitized)],
         env=harness.sanitizer_environment(),
         capture_output=True,
         text=True,
