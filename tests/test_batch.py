@@ -223,3 +223,40 @@ def test_tokens_of_some_requests_are_selected_in_both_forms(live: list[int]) -> 
 def test_malformed_accepted_tokens_are_refused(accepted: object, message: str) -> None:
     with pytest.raises(BatchError, match=message):
         read_accepted(accepted, 2)
+
+
+class _Unreadable:
+    """What a tensor on a device, of a foreign dtype, or with a gradient is to NumPy."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __array__(self, *_: object, **__: object) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [TypeError("on cuda:0"), RuntimeError("requires grad")])
+@pytest.mark.parametrize("field", ["chunk_lens", "prompts", "max_total_tokens"])
+def test_a_tensor_that_numpy_cannot_read_is_named(field, error):
+    value = _Unreadable(error)
+    arguments = {"chunk_lens": [1], "prompts": [[1]], "max_total_tokens": [9]}
+    arguments[field] = [value] if field == "prompts" else value
+    with pytest.raises(BatchError, match=f"{field}.* is no array on the CPU: {error}"):
+        Batch([1], **arguments)
+
+
+def test_accepted_tokens_that_numpy_cannot_read_are_named():
+    with pytest.raises(BatchError, match="accepted: tokens is no array on the CPU: on cuda"):
+        read_accepted((_Unreadable(TypeError("on cuda:0")), [0, 1]), 1)
+
+
+@pytest.mark.parametrize("tokens", [None, 5, "12", {1, 2}])
+def test_accepted_tokens_of_another_type_are_named(tokens):
+    with pytest.raises(BatchError, match=f"tokens are {type(tokens).__name__};"):
+        read_accepted((tokens, [0, 1]), 1)
+
+
+def test_draft_slots_and_their_token_stay_within_32_bits():
+    assert Batch([1], draft_lens=[2**31 - 2]).num_tokens == 2**31 - 1
+    with pytest.raises(BatchError, match=r"draft_lens\[0\] is 2147483647 .* below 2\^31 - 1"):
+        Batch([1], draft_lens=[2**31 - 1])

@@ -198,6 +198,11 @@ def test_does_not_fit_is_status_1(run: Run, option: str):
         (["--sweep", "tp=1,2", "--explain"], ["--explain", "--sweep"]),
         (["--sweep", "tp=1,2", "--html", "plan.html"], ["--html", "--sweep"]),
         (["--html", "no/such/folder/plan.html"], ["no/such/folder/plan.html"]),
+        # Python converts no strings of more than 4,300 digits.
+        (["--host-memory", "9" * 5000], ["--host-memory", "KiB"]),
+        (["--max-seq-len", "9" * 5000], ["--max-seq-len"]),
+        (["--pp", "2", "--pp-partition", f"{'9' * 5000},1"], ["--pp-partition"]),
+        (["--spec", f"eagle3:{'9' * 5000}"], ["--spec", "MODE:DRAFT_LEN"]),
     ],
 )
 def test_bad_input_is_status_2(run: Run, arguments: list[str], words: list[str]):

@@ -164,6 +164,12 @@ def test_a_trace_of_which_nothing_can_be_served_is_status_1(capsys, tmp_path):
         (["--trace", SESSION, "--cache-only", "--capacity-tokens", "63"], ["'63'", "64"]),
         (["--trace", SESSION, "--cache-only", "--capacity-tokens", "-5"], ["'-5'"]),
         (["--trace", SESSION, "--cache-only", "--capacity-tokens", "1e6"], ["'1e6'"]),
+        (["--trace", SESSION, "--cache-only", "--capacity-tokens", "9" * 5000], ["--capacity"]),
+        (
+            ["--trace", SESSION, "--cache-only", "--capacity-tokens", "9" * 18],
+            ["--capacity-tokens"],
+        ),
+        (["--trace", "a\0b.jsonl", "--cache-only"], ["'a\\x00b.jsonl'"]),
         (
             ["--trace", SESSION, "--model", "x", *WITHOUT_MODEL],
             ["--capacity-tokens", "--model"],

@@ -41,6 +41,7 @@ def test_a_size_is_read_exactly(text: int | str, size_bytes: int):
     [
         *("", " ", "GiB", "40G", "40g", "40Gi", "40XB", "4 0GiB", "40GiB/s", "-1GiB", "+1GiB"),
         *("1e9", "0x10", "1_000", "1,000", "1.5", ".5GiB", "5.GiB", "nan", "inf", "\u0664GiB"),
+        *("9" * 5000, f"{'9' * 5000}GiB", f"1.{'9' * 5000}GiB"),  # Python converts 4,300 digits
         *(-1, MAX_BYTES + 1, "8EiB", "9000000000GiB", True, 1.5, None, b"1GiB", [1]),
     ],
 )

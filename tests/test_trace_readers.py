@@ -269,6 +269,7 @@ BAD_ROWS = [
     (row(timestamp=-1), "timestamp", -1),
     (row(timestamp="0"), "timestamp", "0"),
     (row(timestamp=False), "timestamp", False),
+    (row(timestamp=1e300), "timestamp", 1e300),
     (row(hash_ids={"a": 1}), "hash_ids", {"a": 1}),
     (row(hash_ids=None), "hash_ids", None),
     (row(hash_ids=[1, 2.0]), "hash_ids[1]", 2.0),
@@ -307,6 +308,14 @@ def test_a_line_that_is_no_row_is_named(tmp_path, line, message):
     with pytest.raises(TraceError, match=message) as caught:
         read_trace(path, tokens_per_block=16)
     assert caught.value.line == 2
+
+
+def test_a_time_that_no_float_holds_is_named(tmp_path):
+    path = write_lines(tmp_path, row(timestamp=10**400))
+    with pytest.raises(
+        TraceError, match=r"field 'timestamp' is 1000.*must be a number from 0 to 1e"
+    ):
+        read_trace(path, tokens_per_block=16)
 
 
 def test_twenty_tokens_with_two_ids_are_no_row_of_512_token_blocks(tmp_path):
@@ -396,6 +405,7 @@ def test_a_malformed_azure_row_is_named(tmp_path, line, field):
         (b"\x80\x81{}", "not a trace"),
         (b"TIMESTAMP,Tokens\n", "header is 'TIMESTAMP,Tokens'"),
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no requests"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n\xff", "can't decode byte 0xff"),
         (b'{"block_size": 16, "requests": []}', "holds no requests"),
         (b'{"model_type": "llama"}', "field 'hash_ids' is missing"),
     ],

@@ -21,7 +21,8 @@ MAX_BYTES = 2**63 - 1
 """Largest size that is accepted; the core computes in 64 bits."""
 
 _UNITS_BY_LOWER = {unit.lower(): factor for unit, factor in UNIT_BYTES.items()}
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+# Python converts no strings of thousands of digits; 40 are more than any size has.
+_SIZE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size(value: int | str, field: str = "size") -> int:

@@ -40,6 +40,14 @@ def speculation(name: str, **options: Any) -> _Decorator[Any]:
     return click.option(name, callback=_read_speculation, metavar="MODE:K", **options)
 
 
+def whole_number(text: str) -> int | None:
+    """Return the number that at most 19 ASCII digits spell, None for any other text.
+
+    Python converts no strings of thousands of digits, and no option takes more than 63 bits.
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else None
+
+
 def _read_size(_ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     return None if value is None else parse_size(value, _name(param))
 
@@ -59,13 +67,14 @@ def _read_length(
         return None
     if value == "auto":
         return "auto"
-    if not (value.isascii() and value.isdigit()):
+    length = whole_number(value)
+    if length is None:
         raise ConfigError(
             f"{_name(param)} is {value!r}; a number of tokens or auto is needed",
             field=_name(param),
             value=value,
         )
-    return int(value)
+    return length
 
 
 def _read_partition(
@@ -73,14 +82,15 @@ def _read_partition(
 ) -> tuple[int, ...] | None:
     if value is None:
         return None
-    parts = [part.strip() for part in value.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
+    numbers = [whole_number(part.strip()) for part in value.split(",")]
+    counts = tuple(number for number in numbers if number is not None)
+    if len(counts) < len(numbers):
         raise ConfigError(
             f"{_name(param)} is {value!r}; layer counts such as 31,30 are needed",
             field=_name(param),
             value=value,
         )
-    return tuple(int(part) for part in parts)
+    return counts
 
 
 def _read_speculation(
@@ -88,15 +98,16 @@ def _read_speculation(
 ) -> SpeculativeConfig | None:
     if value is None:
         return None
-    mode, _, length = value.partition(":")
-    if not (length.isascii() and length.isdigit()):
+    mode, _, text = value.partition(":")
+    length = whole_number(text)
+    if length is None:
         raise ConfigError(
             f"{_name(param)} is {value!r}; MODE:DRAFT_LEN is needed, such as eagle3:4",
             field=_name(param),
             value=value,
         )
     try:
-        return SpeculativeConfig(mode=mode, max_draft_len=int(length))
+        return SpeculativeConfig(mode=mode, max_draft_len=length)
     except ConfigError as error:
         raise ConfigError(
             f"{_name(param)} is {value!r}: {error}", field=_name(param), value=value

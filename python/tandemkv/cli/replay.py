@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tandemkv.cli import options
 from tandemkv.cli.plan import read_draft
-from tandemkv.config import KvCacheConfig, Mapping, SpeculativeConfig
+from tandemkv.config import MAX_INT32, KvCacheConfig, Mapping, SpeculativeConfig
 from tandemkv.errors import ReplayError
 from tandemkv.geometry.layers import ModelGeometry
 from tandemkv.managers import build_managers
@@ -210,13 +210,19 @@ def _usable_pages(capacity_tokens: str, tokens_per_block: int) -> int | None:
     """Whole pages of the capacity; None for `unlimited`."""
     if capacity_tokens == "unlimited":
         return None
-    digits = capacity_tokens.replace("_", "").replace(",", "")
-    if not (digits.isascii() and digits.isdigit()) or int(digits) < tokens_per_block:
+    tokens = options.whole_number(capacity_tokens.replace("_", "").replace(",", ""))
+    if tokens is None or tokens < tokens_per_block:
         raise ReplayError(
             f"--capacity-tokens is {capacity_tokens!r}; tokens of at least one block of "
             f"{tokens_per_block}, or 'unlimited', are needed"
         )
-    return int(digits) // tokens_per_block
+    pages = tokens // tokens_per_block
+    if pages >= MAX_INT32:
+        raise ReplayError(
+            f"--capacity-tokens is {capacity_tokens!r}; at most {MAX_INT32 - 1} blocks of "
+            f"{tokens_per_block} tokens are supported"
+        )
+    return pages
 
 
 def _run_serving(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemkv.errors import BatchError
-from tandemkv.managers.arrays import flatten, int_array, is_array, offset_array
+from tandemkv.managers.arrays import as_array, flatten, int_array, is_array, offset_array
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
@@ -39,9 +39,15 @@ def read_accepted(accepted: object, num_items: int) -> _Accepted:
     if isinstance(accepted, tuple) and len(accepted) == 2:
         tokens, second = accepted
         if isinstance(tokens, np.ndarray) or is_array(tokens):
-            tokens = np.asarray(tokens)
-        else:
+            tokens = as_array("accepted: tokens", tokens)
+        elif isinstance(tokens, Sequence) and not isinstance(tokens, str | bytes):
             tokens = np.asarray(tokens if len(tokens) else np.zeros(0, np.int64))
+        else:
+            raise BatchError(
+                f"accepted: tokens are {type(tokens).__name__}; an array or a sequence of ints is "
+                "needed",
+                field="accepted",
+            )
         # Built-in dtypes are singletons, so the common case is found without comparing.
         dtype = tokens.dtype
         if dtype is not _INT32 and dtype is not _INT64 and dtype not in (np.int32, np.int64):

@@ -19,6 +19,18 @@ def is_array(value: object) -> bool:
     return isinstance(value, np.ndarray) or hasattr(value, "__array__")
 
 
+def as_array(field: str, value: object) -> NDArray[Any]:
+    """Return an array, or a tensor that NumPy can read, as an array.
+
+    Raises:
+        BatchError: a tensor on a device, of a dtype that NumPy lacks, or that needs a gradient.
+    """
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BatchError(f"{field} is no array on the CPU: {error}", field=field) from None
+
+
 def int_array(field: str, value: object, dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
     """Return `value` as a one-dimensional, contiguous array of exactly `dtype`.
 
@@ -29,7 +41,7 @@ def int_array(field: str, value: object, dtype: type[np.signedinteger[Any]]) -> 
         BatchError: another dtype, not one-dimensional, not integers, or out of the dtype's range.
     """
     if is_array(value):
-        array = np.asarray(value)
+        array = as_array(field, value)
         if array.dtype != dtype:
             raise BatchError(
                 f"{field} has dtype {array.dtype}; {np.dtype(dtype)} is needed", field=field
@@ -94,7 +106,7 @@ def token_array(field: str, value: object) -> NDArray[Any]:
         BatchError: another dtype, not one-dimensional, or a token outside `[0, 2^31)`.
     """
     dtype: type[np.signedinteger[Any]] = np.int64
-    if is_array(value) and np.asarray(value).dtype == np.int32:
+    if is_array(value) and as_array(field, value).dtype == np.int32:
         dtype = np.int32
     try:
         tokens = int_array(field, value, dtype)

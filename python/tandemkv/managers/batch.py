@@ -155,6 +155,8 @@ class Batch:
         put(self, "max_draft_len", max_draft_len)
         if num_chunks and num_drafts:
             self._check_no_draft_in_chunks()
+        if max_draft_len == np.iinfo(np.int32).max:
+            self._refuse("draft_lens", int(drafts.argmax()), "below 2^31 - 1")
         put(self, "widths", _widths(chunks, num_chunks, drafts))
         self._set_optional("max_total_tokens", max_total_tokens, np.int64, 0)
         self._set_optional("scopes", scopes, np.int32, -1)

@@ -12,6 +12,7 @@ use tandemkv_core::{Ledger, LedgerConfig, LedgerError};
 
 use crate::buffers::{Input, Memory, Output, Tokens, disjoint};
 use crate::errors::{ledger_error, misuse};
+use crate::integer::{FROM_MINUS_ONE, FROM_ONE, FROM_ZERO, HANDLE, Integer, PAGES};
 use crate::views;
 
 /// Tokens in one call from which the GIL is released: below that a call takes less than a
@@ -55,7 +56,11 @@ impl<'py> FromPyObject<'_, 'py> for StepNumber {
 /// The prompts of one `admit`.
 enum Prompts {
     Flat(Tokens, Input<i64>),
-    Each(Vec<Tokens>),
+    /// With what keeps the memory alive: an iterator may hold nothing that it gave.
+    Each {
+        tokens: Vec<Tokens>,
+        _kept: Vec<Py<PyAny>>,
+    },
 }
 
 impl Prompts {
@@ -72,16 +77,29 @@ impl Prompts {
             let offsets = Input::new(&pair.get_item(1)?, "prompts[1]", 1)?;
             return Ok(Self::Flat(flat, offsets));
         }
-        let mut each = Vec::new();
-        for (item, prompt) in value.try_iter()?.enumerate() {
-            each.push(Tokens::new(&prompt?, &format_args!("prompts[{item}]"), 1)?);
+        let Ok(prompts) = value.try_iter() else {
+            let message = format!(
+                "prompts is {}, must be (flat tokens, offsets) or a list of arrays",
+                value.get_type().name()?
+            );
+            return Err(misuse(value.py(), "shape", &message));
+        };
+        // All of them first: an iterator may run code that frees what it gave before.
+        let given = prompts.collect::<PyResult<Vec<_>>>()?;
+        let mut each = Vec::with_capacity(given.len());
+        for (item, prompt) in given.iter().enumerate() {
+            each.push(Tokens::new(prompt, &format_args!("prompts[{item}]"), 1)?);
         }
-        Ok(Self::Each(each))
+        let kept = given.into_iter().map(Bound::unbind).collect();
+        Ok(Self::Each {
+            tokens: each,
+            _kept: kept,
+        })
     }
 
     fn slices(&self, py: Python<'_>) -> PyResult<Vec<&[Token]>> {
         let (flat, offsets) = match self {
-            Self::Each(each) => return Ok(each.iter().map(Tokens::slice).collect()),
+            Self::Each { tokens: each, .. } => return Ok(each.iter().map(Tokens::slice).collect()),
             Self::Flat(flat, offsets) => (flat.slice(), offsets.slice()),
         };
         if offsets.is_empty() {
@@ -114,7 +132,7 @@ impl Prompts {
     /// The token that the core refused, as the caller gave it.
     fn original(&self, item: usize, position: usize) -> i64 {
         match self {
-            Self::Each(each) => each[item].original(position),
+            Self::Each { tokens: each, .. } => each[item].original(position),
             Self::Flat(flat, offsets) => {
                 let from = usize::try_from(offsets.slice()[item]).unwrap_or(0);
                 flat.original(from + position)
@@ -124,7 +142,9 @@ impl Prompts {
 
     fn memory(&self) -> Vec<crate::buffers::Region> {
         match self {
-            Self::Each(each) => each.iter().map(|tokens| tokens.region("prompts")).collect(),
+            Self::Each { tokens: each, .. } => {
+                each.iter().map(|tokens| tokens.region("prompts")).collect()
+            }
             Self::Flat(flat, offsets) => vec![flat.region("prompts"), offsets.region("prompts")],
         }
     }
@@ -154,50 +174,38 @@ impl PyLedger {
     #[new]
     #[pyo3(signature = (
         *, tokens_per_block, num_pages, max_sequences, max_seq_len, has_draft = false,
-        extra_tokens = 0, reserve_tokens = 0, lookahead = 0, reuse = true, partial_reuse = true,
+        extra_tokens = Integer(Ok(0)), reserve_tokens = Integer(Ok(0)), lookahead = Integer(Ok(0)),
+        reuse = true, partial_reuse = true,
         same_stream = false,
     ))]
     // One keyword per field of the configuration; the booleans are independent switches.
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)]
     fn new(
         py: Python<'_>,
-        tokens_per_block: i128,
-        num_pages: Vec<i128>,
-        max_sequences: i128,
-        max_seq_len: i128,
+        tokens_per_block: Integer,
+        num_pages: Vec<Integer>,
+        max_sequences: Integer,
+        max_seq_len: Integer,
         has_draft: bool,
-        extra_tokens: i128,
-        reserve_tokens: i128,
-        lookahead: i128,
+        extra_tokens: Integer,
+        reserve_tokens: Integer,
+        lookahead: Integer,
         reuse: bool,
         partial_reuse: bool,
         same_stream: bool,
     ) -> PyResult<Self> {
-        let number = |argument: &'static str, value: i128| {
-            u32::try_from(value).map_err(|_| {
-                let supported = "in 0..=4294967295";
-                ledger_error(
-                    py,
-                    &LedgerError::Config {
-                        argument,
-                        value,
-                        supported,
-                    },
-                )
-            })
-        };
         let config = LedgerConfig {
-            tokens_per_block: number("tokens_per_block", tokens_per_block)?,
+            tokens_per_block: tokens_per_block.get(py, "tokens_per_block", FROM_ONE)?,
             num_pages: num_pages
                 .into_iter()
-                .map(|pages| number("num_pages", pages))
+                .map(|pages| pages.get(py, "num_pages", PAGES))
                 .collect::<PyResult<_>>()?,
-            max_sequences: number("max_sequences", max_sequences)?,
-            max_seq_len: number("max_seq_len", max_seq_len)?,
+            max_sequences: max_sequences.get(py, "max_sequences", FROM_ONE)?,
+            max_seq_len: max_seq_len.get(py, "max_seq_len", FROM_ONE)?,
             has_draft,
-            extra_tokens: number("extra_tokens", extra_tokens)?,
-            reserve_tokens: number("reserve_tokens", reserve_tokens)?,
-            lookahead: number("lookahead", lookahead)?,
+            extra_tokens: extra_tokens.get(py, "extra_tokens", FROM_ZERO)?,
+            reserve_tokens: reserve_tokens.get(py, "reserve_tokens", FROM_ZERO)?,
+            lookahead: lookahead.get(py, "lookahead", FROM_ZERO)?,
             reuse,
             partial_reuse,
             same_stream,
@@ -371,14 +379,18 @@ impl PyLedger {
         converted(py, self.lock(py)?.release(handle.slice(), publish.slice()))
     }
 
-    #[pyo3(name = "match", signature = (tokens, scope = 0, draft_from = None))]
+    #[pyo3(name = "match", signature = (tokens, scope = Integer(Ok(0)), draft_from = None))]
     fn match_(
         &self,
         py: Python<'_>,
         tokens: &Bound<'_, PyAny>,
-        scope: i32,
-        draft_from: Option<i32>,
+        scope: Integer,
+        draft_from: Option<Integer>,
     ) -> PyResult<u32> {
+        let scope = scope.get(py, "scope", FROM_MINUS_ONE)?;
+        let draft_from = draft_from
+            .map(|value| value.get(py, "draft_from", FROM_MINUS_ONE))
+            .transpose()?;
         let tokens = Tokens::new(tokens, &"tokens", 1)?;
         let result = self
             .lock(py)?
@@ -457,7 +469,8 @@ impl PyLedger {
         converted(py, self.lock(py)?.updates(records))
     }
 
-    fn sequence<'py>(&self, py: Python<'py>, handle: i64) -> PyResult<Bound<'py, PyAny>> {
+    fn sequence<'py>(&self, py: Python<'py>, handle: Integer) -> PyResult<Bound<'py, PyAny>> {
+        let handle = handle.get(py, "handle", HANDLE)?;
         let dump = converted(py, self.lock(py)?.sequence(handle))?;
         views::sequence(py, &dump, false).map(Bound::into_any)
     }

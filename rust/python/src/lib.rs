@@ -6,6 +6,7 @@ mod budget;
 mod buffers;
 mod cost;
 mod errors;
+mod integer;
 mod ledger;
 mod tables;
 mod views;

@@ -58,6 +58,8 @@ def read_trace(
         TraceError: the file is not a trace, or a row of it is wrong.
     """
     path = Path(path)
+    if "\0" in str(path):
+        raise ReplayError(f"the trace is {str(path)!r}; a file name holds no null character")
     for name, value in (
         ("trace block size", trace_block_tokens),
         ("tokens_per_block", tokens_per_block),

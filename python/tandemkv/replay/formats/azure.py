@@ -39,12 +39,14 @@ def read(
     origin: datetime | None = None
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
-        header = tuple(next(reader, ()))
-        if header != HEADER:
-            raise TraceError(
-                path, line=1, problem=f"header is {','.join(header)!r}; must be {','.join(HEADER)}"
-            )
         try:
+            header = tuple(next(reader, ()))
+            if header != HEADER:
+                raise TraceError(
+                    path,
+                    line=1,
+                    problem=f"header is {','.join(header)!r}; must be {','.join(HEADER)}",
+                )
             for cells in reader:
                 if not cells:
                     continue

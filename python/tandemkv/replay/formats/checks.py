@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tandemkv.errors import TraceError
 from tandemkv.replay.trace import MAX_TOKENS, HashRule
+
+MAX_TIME = 1e15
+"""Largest time of a row, in either unit: sums of times, in milliseconds, stay exact enough to count
+steps."""
 
 _ID_MIN, _ID_MAX = -(1 << 63), (1 << 64) - 1
 
@@ -52,8 +55,8 @@ class Row:
         value = self.fields.get(name)
         if value is None:
             return None
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            self.refuse(name, "must be a finite number >= 0")
+        if type(value) not in (int, float) or not 0 <= value <= MAX_TIME:
+            self.refuse(name, f"must be a number from 0 to {MAX_TIME:.0e}")
         return float(value)
 
     def ids(self, name: str) -> list[int]:
