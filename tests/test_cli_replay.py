@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +218,16 @@ def test_sparklines_show_the_largest_value_of_each_bar():
     assert sparkline([1], 1_000_000) == "▁"  # never hidden
     assert sparkline([0] * 99 + [8] + [0] * 28, 8).count("█") == 1
     assert len(sparkline([1] * 1000, 8)) == 56
+
+
+def test_an_encoding_without_bars_prints_the_rest():
+    """A terminal whose encoding lacks a character gets `?`, not a traceback."""
+    command = str(Path(sys.executable).with_name("tandemkv"))
+    done = subprocess.run(
+        [command, "replay", "--trace", SESSION, "--cache-only", "--capacity-tokens", "6400"],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"ledger, ?s per request" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 import click
 
@@ -47,6 +48,10 @@ def app(ctx: click.Context) -> None:
 
 def run(argv: Sequence[str] | None) -> int:
     """Run a verb; see `tandemkv.cli.main`. Errors that are no misuse pass through."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A bar or a file name that the terminal's encoding lacks is no reason to print nothing.
+            stream.reconfigure(errors="replace")
     try:
         status = app.main(
             args=None if argv is None else list(argv), prog_name="tandemkv", standalone_mode=False
