@@ -224,7 +224,7 @@ def test_an_encoding_without_bars_prints_the_rest():
     """A terminal whose encoding lacks a character gets `?`, not a traceback."""
     command = str(Path(sys.executable).with_name("tandemkv"))
     done = subprocess.run(
-        [command, "replay", "--trace", SESSION, "--cache-only", "--capacity-tokens", "6400"],
+        [command, "replay", "--trace", SESSION, "--cache-only", "--capacity-tokens", "unlimited"],
         capture_output=True,
         check=False,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
