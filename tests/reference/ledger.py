@@ -157,7 +157,8 @@ class ReferenceLedger:
         require(step in self.open_steps, "step is not open")
         for item in items:
             require(len(item.prompt) > 0, "empty prompt")
-            require(all(0 <= t < MAX_TOKEN for t in item.prompt), "token out of range")
+            kept = self.config.reuse and item.scope >= 0
+            require(not kept or all(0 <= t < MAX_TOKEN for t in item.prompt), "token out of range")
             require(item.scope >= -1, "scope")
             require(item.first >= 1, "first")
             require(len(item.prompt) <= item.max_total <= config.max_seq_len, "max_total")
@@ -294,7 +295,9 @@ class ReferenceLedger:
     ) -> None:
         require(bool(seq.outstanding) and seq.outstanding[0][0] == step, "no width for the step")
         require(0 <= count <= len(tokens), "count")
-        require(all(0 <= t < MAX_TOKEN for t in tokens[:count]), "token out of range")
+        kept = self._publishes(seq)
+        in_range = all(0 <= t < MAX_TOKEN for t in tokens[:count])
+        require(not kept or in_range, "token out of range")
         known, run = len(seq.tokens), seq.reach + seq.outstanding[0][1]
         if count > 0:
             require(known <= run, "the prompt has not been run to its end")

@@ -140,7 +140,10 @@ impl Ledger {
                 };
                 check_range("draft_from", item, draft_from[item].into(), -1, max)?;
             }
-            check_tokens(item, prompt)?;
+            // Tokens that are not kept are not looked at.
+            if self.config.reuse && batch.scope[item] >= 0 {
+                check_tokens(item, prompt)?;
+            }
         }
         Ok(())
     }

@@ -85,7 +85,7 @@ impl Ledger {
                 || (seq.known <= end
                     && count <= end + 1 - seq.known
                     && count <= seq.max_total - seq.known
-                    && tokens_in_range(batch.given(item, count))));
+                    && (!seq.keeps_tokens || tokens_in_range(batch.given(item, count)))));
         if fine && batch.valid.is_none() {
             return Ok(());
         }
@@ -128,7 +128,9 @@ impl Ledger {
             }
             let most = (end + 1 - known).min(i64::from(seq.max_total) - known);
             check_range("count", item, count, 0, most)?;
-            check_tokens(item, batch.given(item, batch.count[item].cast_unsigned()))?;
+            if seq.keeps_tokens {
+                check_tokens(item, batch.given(item, batch.count[item].cast_unsigned()))?;
+            }
         }
         if let Some(valid) = batch.valid {
             let most = (known + count).min(end);

@@ -4,23 +4,39 @@
 //! order alone answers every question: the exact child, and through its neighbours the longest partial
 //! match. The list is cut into chunks, so that a root with 10^6 children inserts in one short move.
 
-use crate::ids::NodeId;
+use crate::ids::{NodeId, Token};
 
 /// Most ids in a chunk: a move of half of it costs about as much as one missed cache line.
 const CHUNK: usize = 256;
+
+/// A child with the head of its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    head: u64,
+    child: NodeId,
+}
+
+/// `draft_valid` and the first two tokens of a text, in the order of siblings. Heads that differ decide
+/// between two texts, so a search rarely has to read the children's own tokens; what a short text
+/// lacks counts as 0, and equal heads decide nothing.
+#[inline]
+pub(crate) fn head(draft_valid: bool, text: &[Token]) -> u64 {
+    let token = |at| u64::from(text.get(at).copied().unwrap_or(0));
+    (u64::from(draft_valid) << 62) | (token(0) << 31) | token(1)
+}
 
 /// The children of one node. Most nodes have none or one.
 #[derive(Debug, Default)]
 pub(crate) enum Children {
     #[default]
     None,
-    One(NodeId),
+    One(Entry),
     /// Two or more, in chunks that are never empty.
     #[expect(
         clippy::box_collection,
         reason = "keeps every other node 16 bytes smaller"
     )]
-    Many(Box<Vec<Vec<NodeId>>>),
+    Many(Box<Vec<Vec<Entry>>>),
 }
 
 /// A place in the list: between two children, or on the one after it.
@@ -38,37 +54,42 @@ impl Children {
     /// The only child, if there is exactly one.
     pub(crate) fn only(&self) -> Option<NodeId> {
         match *self {
-            Self::One(child) => Some(child),
+            Self::One(entry) => Some(entry.child),
             _ => None,
         }
     }
 
-    fn chunk(&self, chunk: usize) -> &[NodeId] {
+    fn chunk(&self, chunk: usize) -> &[Entry] {
         match self {
-            Self::One(child) if chunk == 0 => std::slice::from_ref(child),
+            Self::One(entry) if chunk == 0 => std::slice::from_ref(entry),
             Self::None | Self::One(_) => &[],
             Self::Many(chunks) => chunks.get(chunk).map_or(&[], Vec::as_slice),
         }
     }
 
-    /// The first place whose child does not come `before`; the children that do stand first.
-    pub(crate) fn partition(&self, mut before: impl FnMut(NodeId) -> bool) -> Place {
+    /// The first place whose child does not come before (`head`, what `before` compares with); the
+    /// children that do stand first. `before` is asked only about children with the same head.
+    pub(crate) fn partition(&self, head: u64, mut before: impl FnMut(NodeId) -> bool) -> Place {
+        let mut first =
+            |entry: &Entry| entry.head < head || (entry.head == head && before(entry.child));
         let chunk = match self {
             Self::None | Self::One(_) => 0,
             Self::Many(chunks) => chunks
-                .partition_point(|ids| before(*ids.last().expect("chunks are never empty")))
+                .partition_point(|chunk| first(chunk.last().expect("chunks are never empty")))
                 // Past the end is a place after the last child of the last chunk.
                 .min(chunks.len() - 1),
         };
         Place {
             chunk,
-            index: self.chunk(chunk).partition_point(|&child| before(child)),
+            index: self.chunk(chunk).partition_point(first),
         }
     }
 
     /// The child at a place.
     pub(crate) fn get(&self, place: Place) -> Option<NodeId> {
-        self.chunk(place.chunk).get(place.index).copied()
+        self.chunk(place.chunk)
+            .get(place.index)
+            .map(|entry| entry.child)
     }
 
     /// The place after this one; past the last child `get` answers `None`.
@@ -93,30 +114,39 @@ impl Children {
 
     /// The child before a place.
     pub(crate) fn before(&self, place: Place) -> Option<NodeId> {
-        if place.index > 0 {
-            return self.chunk(place.chunk).get(place.index - 1).copied();
-        }
-        self.chunk(place.chunk.checked_sub(1)?).last().copied()
+        let entry = if place.index > 0 {
+            self.chunk(place.chunk).get(place.index - 1)
+        } else {
+            self.chunk(place.chunk.checked_sub(1)?).last()
+        };
+        entry.map(|entry| entry.child)
     }
 
     /// Inserts a child at a place.
-    pub(crate) fn insert(&mut self, place: Place, child: NodeId) {
+    pub(crate) fn insert(&mut self, place: Place, head: u64, child: NodeId) {
+        let entry = Entry { head, child };
         match self {
-            Self::None => *self = Self::One(child),
+            Self::None => *self = Self::One(entry),
             Self::One(other) => {
-                let mut ids = vec![*other];
-                ids.insert(place.index, child);
-                *self = Self::Many(Box::new(vec![ids]));
+                let mut entries = vec![*other];
+                entries.insert(place.index, entry);
+                *self = Self::Many(Box::new(vec![entries]));
             }
             Self::Many(chunks) => {
-                let ids = &mut chunks[place.chunk];
-                ids.insert(place.index, child);
-                if ids.len() > CHUNK {
-                    let upper = ids.split_off(CHUNK / 2);
+                let entries = &mut chunks[place.chunk];
+                entries.insert(place.index, entry);
+                if entries.len() > CHUNK {
+                    let upper = entries.split_off(CHUNK / 2);
                     chunks.insert(place.chunk + 1, upper);
                 }
             }
         }
+    }
+
+    /// Gives an empty list its first child.
+    pub(crate) fn start(&mut self, head: u64, child: NodeId) {
+        debug_assert!(self.is_empty());
+        *self = Self::One(Entry { head, child });
     }
 
     /// Removes the child at a place.
@@ -130,20 +160,20 @@ impl Children {
                     chunks.remove(place.chunk);
                 }
                 if let [only] = chunks.as_slice()
-                    && let &[child] = only.as_slice()
+                    && let &[entry] = only.as_slice()
                 {
-                    *self = Self::One(child);
+                    *self = Self::One(entry);
                 }
             }
         }
     }
 
-    /// Puts another child in the place of one with an equal key.
+    /// Puts another child, whose text begins alike, in the place of one.
     pub(crate) fn replace(&mut self, place: Place, child: NodeId) {
         match self {
             Self::None => unreachable!("the place holds a child"),
-            Self::One(old) => *old = child,
-            Self::Many(chunks) => chunks[place.chunk][place.index] = child,
+            Self::One(entry) => entry.child = child,
+            Self::Many(chunks) => chunks[place.chunk][place.index].child = child,
         }
     }
 
@@ -153,7 +183,7 @@ impl Children {
             Self::Many(chunks) => chunks.len(),
             Self::None | Self::One(_) => 1,
         };
-        (0..chunks).flat_map(|chunk| self.chunk(chunk).iter().copied())
+        (0..chunks).flat_map(|chunk| self.chunk(chunk).iter().map(|entry| entry.child))
     }
 }
 
@@ -170,7 +200,9 @@ mod tests {
             let mut children = Children::None;
             let mut model: Vec<u32> = Vec::new();
             for (value, add) in ops {
-                let place = children.partition(|child| child.get() < value);
+                // Several values share a head, so both ways to decide are met.
+                let head = u64::from(value / 3);
+                let place = children.partition(head, |child| child.get() < value);
                 let at = model.partition_point(|&other| other < value);
                 prop_assert_eq!(children.get(place).map(NodeId::get), model.get(at).copied());
                 prop_assert_eq!(
@@ -182,7 +214,7 @@ mod tests {
                     at.checked_sub(1).map(|before| model[before])
                 );
                 if add {
-                    children.insert(place, NodeId::new(value));
+                    children.insert(place, head, NodeId::new(value));
                     model.insert(at, value);
                 } else if model.get(at) == Some(&value) {
                     children.remove(place);

@@ -72,11 +72,12 @@ impl Tree {
         self.cached += node.len();
         let key = self.key(blocks, &node);
         let place = self.lower_bound(blocks, parent, incoming.draft_valid, &key);
+        let head = self.head(blocks, incoming.draft_valid, &key);
         let id = NodeId::new(self.nodes.insert(node));
         let above = self.node_mut(parent);
         above.pins -= 1;
         above.active_children += 1;
-        above.children.insert(place, id);
+        above.children.insert(place, head, id);
         id
     }
 
@@ -86,10 +87,11 @@ impl Tree {
         let (classes, lookahead) = (self.classes, self.lookahead);
         let parent = self.node(id).parent;
         let place = self.place_of(parent, id, blocks);
-        let tip = {
-            let node = self.node(id);
-            node.copy_text(blocks, at as usize * blocks.tokens_per_block(), lookahead)
-        };
+        let node = self.node(id);
+        let from = at as usize * blocks.tokens_per_block();
+        let tip = node.copy_text(blocks, from, lookahead);
+        let lower_text = node.copy_text(blocks, from, self.key_limit(blocks));
+        let lower_head = self.head(blocks, node.draft_valid, &lower_text);
         let node = self.node_mut(id);
         let mut upper = Node::new(node.scope, parent, node.start, node.draft_valid);
         upper.tip = SmallVec::from_slice(&tip);
@@ -105,8 +107,7 @@ impl Tree {
             self.claims.push(upper);
         }
         self.node_mut(id).parent = upper;
-        let children = &mut self.node_mut(upper).children;
-        children.insert(children.partition(|_| false), id);
+        self.node_mut(upper).children.start(lower_head, id);
         self.node_mut(parent).children.replace(place, upper);
         upper
     }
@@ -208,11 +209,11 @@ impl Tree {
 
     /// The place after all children of `parent` that are not after (`draft_valid`, `query`).
     fn after(&self, blocks: &Blocks, parent: NodeId, draft_valid: bool, query: &[Token]) -> Place {
-        self.node(parent).children.partition(|child| {
-            let valid = self.node(child).draft_valid;
-            (!valid & draft_valid)
-                || (valid == draft_valid && self.compare_key(blocks, child, query).is_le())
-        })
+        self.node(parent)
+            .children
+            .partition(self.head(blocks, draft_valid, query), |child| {
+                self.compare_key(blocks, child, query).is_le()
+            })
     }
 
     fn drop_partial(&mut self, id: NodeId, blocks: &mut Blocks, pools: &mut [Pool], steps: &Steps) {

@@ -131,11 +131,11 @@ impl Tree {
         draft_valid: bool,
         query: &[Token],
     ) -> Place {
-        self.nodes[parent.get()].children.partition(|child| {
-            let valid = self.nodes[child.get()].draft_valid;
-            (!valid & draft_valid)
-                || (valid == draft_valid && self.compare_key(blocks, child, query).is_lt())
-        })
+        self.nodes[parent.get()]
+            .children
+            .partition(self.head(blocks, draft_valid, query), |child| {
+                self.compare_key(blocks, child, query).is_lt()
+            })
     }
 
     /// The child with this `draft_valid` whose whole key, a block and its lookahead, starts `query`.

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 
 use crate::blocks::{Blocks, common};
 use crate::ids::{NodeId, Token};
-use crate::prefix::Tree;
 use crate::prefix::node::Node;
+use crate::prefix::{Tree, children};
 
 /// Tokens that decide the order of siblings: the first block and the D tokens after it.
 pub(crate) type Key = SmallVec<[Token; 36]>;
@@ -70,6 +70,12 @@ impl Tree {
     #[inline]
     pub(crate) fn key_limit(&self, blocks: &Blocks) -> usize {
         blocks.tokens_per_block() + self.lookahead
+    }
+
+    /// The head of a text that is compared with keys, which is cut to the length of a key.
+    pub(crate) fn head(&self, blocks: &Blocks, draft_valid: bool, text: &[Token]) -> u64 {
+        let key = &text[..text.len().min(self.key_limit(blocks))];
+        children::head(draft_valid, key)
     }
 
     /// The key of a node among its siblings.
