@@ -1,7 +1,7 @@
 //! The calls that are measured, each a function of its own so that callgrind can find it.
 
 use tandemkv_core::Ledger;
-use tandemkv_core::ledger::{AdmitBatch, AdvanceBatch};
+use tandemkv_core::ledger::{AdmitBatch, AdvanceBatch, Rows};
 
 use crate::{Admission, Decode};
 
@@ -36,7 +36,7 @@ pub fn place(ledger: &mut Ledger, batch: &mut Admission<'_>) {
     let results = AdvanceBatch {
         handle: &batch.handle,
         tokens: &[],
-        columns: 0,
+        rows: Rows::Matrix(0),
         count: &batch.zeros,
         valid: None,
     };
@@ -53,7 +53,7 @@ pub fn step(ledger: &mut Ledger, batch: &mut Decode) {
     let results = AdvanceBatch {
         handle: &batch.handle,
         tokens: &batch.tokens,
-        columns: batch.columns,
+        rows: Rows::Matrix(batch.columns),
         count: &batch.count,
         valid: None,
     };
@@ -101,7 +101,7 @@ pub fn undo_growth(ledger: &mut Ledger, step: u64, batch: &Decode) {
     let results = AdvanceBatch {
         handle: &batch.handle,
         tokens: &batch.tokens,
-        columns: batch.columns,
+        rows: Rows::Matrix(batch.columns),
         count: &none,
         valid: Some(&valid),
     };

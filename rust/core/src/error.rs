@@ -75,9 +75,14 @@ pub enum LedgerError {
         /// How many are open.
         open: usize,
     },
-    /// The clock given to `begin_step` went backwards.
-    #[error("now went backwards")]
-    ClockBackwards,
+    /// The clock given to `begin_step` went backwards, or is not a number. Both are the bits of a float.
+    #[error("now is {}, must be a number not below {}", f64::from_bits(*now), f64::from_bits(*last))]
+    Clock {
+        /// What was given.
+        now: u64,
+        /// What was given before.
+        last: u64,
+    },
     /// A step that was already widened for this sequence, or is older than one that was.
     #[error("handle[{item}] already has a width for step {recorded}, cannot grow for step {step}")]
     StepAlreadyGrown {
@@ -157,7 +162,7 @@ impl LedgerError {
             Self::StaleHandle { .. } => "stale_handle",
             Self::RepeatedHandle { .. } => "repeated_handle",
             Self::StepNotOpen { .. } => "step_not_open",
-            Self::ClockBackwards => "clock_backwards",
+            Self::Clock { .. } => "clock_backwards",
             Self::StepAlreadyGrown { .. } => "step_already_grown",
             Self::StepNotGrown { .. } => "step_not_grown",
             Self::AppendInsideKnown { .. } => "append_inside_known",
@@ -208,7 +213,7 @@ impl LedgerError {
                     ("open", open as i128),
                 ]
             }
-            Self::ClockBackwards => vec![],
+            Self::Clock { .. } => vec![],
             Self::StepAlreadyGrown {
                 item,
                 step,

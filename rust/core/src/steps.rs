@@ -1,12 +1,14 @@
 //! Steps in flight, and the question that makes free pages safe: has a fence passed?
 
+use std::collections::VecDeque;
+
 use crate::error::LedgerError;
 
 /// Numbers of steps that have begun and not completed, in ascending order.
 #[derive(Debug)]
 pub(crate) struct Steps {
     newest: u64,
-    open: Vec<u64>,
+    open: VecDeque<u64>,
     /// Bits of the last `now`, compared as a float and kept as bits for the digest.
     now: f64,
     same_stream: bool,
@@ -16,7 +18,7 @@ impl Steps {
     pub(crate) fn new(same_stream: bool) -> Self {
         Self {
             newest: 0,
-            open: Vec::new(),
+            open: VecDeque::new(),
             now: f64::NEG_INFINITY,
             same_stream,
         }
@@ -24,11 +26,14 @@ impl Steps {
 
     pub(crate) fn begin(&mut self, now: f64) -> Result<u64, LedgerError> {
         if now.is_nan() || now < self.now {
-            return Err(LedgerError::ClockBackwards);
+            return Err(LedgerError::Clock {
+                now: now.to_bits(),
+                last: self.now.to_bits(),
+            });
         }
         self.now = now;
         self.newest += 1;
-        self.open.push(self.newest);
+        self.open.push_back(self.newest);
         Ok(self.newest)
     }
 
@@ -70,14 +75,14 @@ impl Steps {
     /// Whether every step that may touch a page with this stamp has completed.
     #[inline]
     pub(crate) fn passed(&self, stamp: u64) -> bool {
-        self.open.first().is_none_or(|&oldest| oldest > stamp)
+        self.open.front().is_none_or(|&oldest| oldest > stamp)
     }
 
     pub(crate) fn newest(&self) -> u64 {
         self.newest
     }
 
-    pub(crate) fn open(&self) -> &[u64] {
+    pub(crate) fn open(&self) -> &VecDeque<u64> {
         &self.open
     }
 
@@ -108,8 +113,13 @@ mod tests {
     fn the_clock_does_not_go_backwards() {
         let mut steps = Steps::new(false);
         steps.begin(2.0).unwrap();
-        assert_eq!(steps.begin(1.0), Err(LedgerError::ClockBackwards));
-        assert_eq!(steps.begin(f64::NAN), Err(LedgerError::ClockBackwards));
+        let error = steps.begin(1.0).unwrap_err();
+        assert_eq!(error.to_string(), "now is 1, must be a number not below 2");
+        let error = steps.begin(f64::NAN).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "now is NaN, must be a number not below 2"
+        );
         assert_eq!(steps.begin(2.0), Ok(2));
     }
 }

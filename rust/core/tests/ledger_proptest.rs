@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use tandemkv_core::ledger::{AdmitBatch, AdvanceBatch};
+use tandemkv_core::ledger::{AdmitBatch, AdvanceBatch, Rows};
 use tandemkv_core::{Ledger, LedgerConfig, LedgerError};
 
 /// One call. Numbers are choices among what the ledger's state offers, not arguments.
@@ -413,7 +413,7 @@ impl Driver {
         let batch = AdvanceBatch {
             handle: &handle,
             tokens: &tokens,
-            columns,
+            rows: Rows::Matrix(columns),
             count: &count,
             valid: lag.is_some().then_some(valid.as_slice()),
         };

@@ -2,14 +2,14 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use pyo3::exceptions::{PyOverflowError, PyRuntimeError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
-use pyo3::types::{PyBytes, PyTuple};
-use tandemkv_core::ids::Token;
+use pyo3::types::PyBytes;
 use tandemkv_core::ledger::{AdmitBatch, AdvanceBatch};
 use tandemkv_core::{Ledger, LedgerConfig, LedgerError};
 
+use crate::arguments::{Prompts, StepNumber, TokenRows, as_given};
 use crate::buffers::{Input, Memory, Output, Tokens, disjoint};
 use crate::errors::{ledger_error, misuse};
 use crate::integer::{FROM_MINUS_ONE, FROM_ONE, FROM_ZERO, HANDLE, Integer, PAGES};
@@ -29,139 +29,6 @@ impl PyLedger {
         self.0.lock_py_attached(py).map_err(|_| {
             PyRuntimeError::new_err("the ledger is unusable: an earlier call broke an invariant")
         })
-    }
-}
-
-/// A step, as callers give it. What does not fit is no open step, like any other wrong number.
-#[derive(Clone, Copy)]
-struct StepNumber(u64);
-
-impl<'py> FromPyObject<'_, 'py> for StepNumber {
-    type Error = PyErr;
-
-    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let number = match value.extract::<i64>() {
-            Err(error) if !error.is_instance_of::<PyOverflowError>(value.py()) => {
-                return Err(error);
-            }
-            number => number.ok().and_then(|number| u64::try_from(number).ok()),
-        };
-        number.map(Self).ok_or_else(|| {
-            let message = format!("step {} is not open", *value);
-            misuse(value.py(), "step_not_open", &message)
-        })
-    }
-}
-
-/// The prompts of one `admit`.
-enum Prompts {
-    Flat(Tokens, Input<i64>),
-    /// With what keeps the memory alive: an iterator may hold nothing that it gave.
-    Each {
-        tokens: Vec<Tokens>,
-        _kept: Vec<Py<PyAny>>,
-    },
-}
-
-impl Prompts {
-    fn new(value: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if let Ok(pair) = value.cast::<PyTuple>() {
-            if pair.len() != 2 {
-                let message = format!(
-                    "prompts is a tuple of {} items, must be (flat tokens, offsets) or a list of arrays",
-                    pair.len()
-                );
-                return Err(misuse(value.py(), "shape", &message));
-            }
-            let flat = Tokens::new(&pair.get_item(0)?, &"prompts[0]", 1)?;
-            let offsets = Input::new(&pair.get_item(1)?, "prompts[1]", 1)?;
-            return Ok(Self::Flat(flat, offsets));
-        }
-        let Ok(prompts) = value.try_iter() else {
-            let message = format!(
-                "prompts is {}, must be (flat tokens, offsets) or a list of arrays",
-                value.get_type().name()?
-            );
-            return Err(misuse(value.py(), "shape", &message));
-        };
-        // All of them first: an iterator may run code that frees what it gave before.
-        let given = prompts.collect::<PyResult<Vec<_>>>()?;
-        let mut each = Vec::with_capacity(given.len());
-        for (item, prompt) in given.iter().enumerate() {
-            each.push(Tokens::new(prompt, &format_args!("prompts[{item}]"), 1)?);
-        }
-        let kept = given.into_iter().map(Bound::unbind).collect();
-        Ok(Self::Each {
-            tokens: each,
-            _kept: kept,
-        })
-    }
-
-    fn slices(&self, py: Python<'_>) -> PyResult<Vec<&[Token]>> {
-        let (flat, offsets) = match self {
-            Self::Each { tokens: each, .. } => return Ok(each.iter().map(Tokens::slice).collect()),
-            Self::Flat(flat, offsets) => (flat.slice(), offsets.slice()),
-        };
-        if offsets.is_empty() {
-            let message = "prompts[1] (offsets) is empty, must hold one more item than prompts";
-            return Err(misuse(py, "shape", message));
-        }
-        offsets
-            .windows(2)
-            .enumerate()
-            .map(|(item, pair)| {
-                let range = usize::try_from(pair[0])
-                    .ok()
-                    .zip(usize::try_from(pair[1]).ok());
-                range
-                    .and_then(|(from, to)| flat.get(from..to))
-                    .ok_or_else(|| {
-                        let message = format!(
-                            "offsets[{item}..={}] are {} and {}, must be ascending in 0..={}",
-                            item + 1,
-                            pair[0],
-                            pair[1],
-                            flat.len()
-                        );
-                        misuse(py, "offsets", &message)
-                    })
-            })
-            .collect()
-    }
-
-    /// The token that the core refused, as the caller gave it.
-    fn original(&self, item: usize, position: usize) -> i64 {
-        match self {
-            Self::Each { tokens: each, .. } => each[item].original(position),
-            Self::Flat(flat, offsets) => {
-                let from = usize::try_from(offsets.slice()[item]).unwrap_or(0);
-                flat.original(from + position)
-            }
-        }
-    }
-
-    fn memory(&self) -> Vec<crate::buffers::Region> {
-        match self {
-            Self::Each { tokens: each, .. } => {
-                each.iter().map(|tokens| tokens.region("prompts")).collect()
-            }
-            Self::Flat(flat, offsets) => vec![flat.region("prompts"), offsets.region("prompts")],
-        }
-    }
-}
-
-/// The error with a refused token as the caller gave it: the core sees 32 bits of it.
-fn as_given(error: LedgerError, given: impl Fn(usize, usize) -> i64) -> LedgerError {
-    match error {
-        LedgerError::Token { item, position, .. } => {
-            let value = given(item, position);
-            LedgerError::Token {
-                item,
-                position,
-                value,
-            }
-        }
-        other => other,
     }
 }
 
@@ -357,13 +224,13 @@ impl PyLedger {
         }
         let batch = AdvanceBatch {
             handle: handle.slice(),
-            tokens: rows.padded.as_deref().unwrap_or(tokens.slice()),
-            columns: rows.columns,
+            tokens: tokens.slice(),
+            rows: rows.rows(),
             count: count.slice(),
             valid: valid.as_ref().map(Input::slice),
         };
         let mut guard = self.lock(py)?;
-        let given = |item, position| tokens.original(rows.start(item, count.slice()) + position);
+        let given = |item, position| tokens.original(rows.start(item) + position);
         let result = guard.advance(step.0, &batch);
         converted(py, result.map_err(|error| as_given(error, given)))
     }
@@ -507,56 +374,4 @@ fn records(out: &Bound<'_, PyAny>) -> PyResult<Output<i32>> {
         return Err(misuse(out.py(), "shape", &message));
     }
     Ok(records)
-}
-
-/// The tokens of `advance`, one row of `columns` per sequence.
-struct TokenRows {
-    columns: usize,
-    /// The rows, if the caller packed them one after the other.
-    padded: Option<Vec<u32>>,
-}
-
-impl TokenRows {
-    fn new(py: Python<'_>, tokens: &Tokens, handles: usize, count: &[i32]) -> PyResult<Self> {
-        if let [rows, columns] = *tokens.shape() {
-            if rows != handles {
-                let message = format!("tokens has {rows} rows, expected one per handle: {handles}");
-                return Err(misuse(py, "length_mismatch", &message));
-            }
-            return Ok(Self {
-                columns,
-                padded: None,
-            });
-        }
-        let sizes = count.iter().map(|&size| usize::try_from(size).unwrap_or(0));
-        let total: usize = sizes.clone().sum();
-        if total != tokens.slice().len() {
-            let message = format!(
-                "tokens holds {}, but the counts add up to {total}",
-                tokens.slice().len()
-            );
-            return Err(misuse(py, "length_mismatch", &message));
-        }
-        let columns = sizes.clone().max().unwrap_or(0);
-        let mut padded = vec![0; columns * handles];
-        let mut packed = tokens.slice();
-        for (row, size) in padded.chunks_exact_mut(columns.max(1)).zip(sizes) {
-            let (given, rest) = packed.split_at(size);
-            row[..size].copy_from_slice(given);
-            packed = rest;
-        }
-        Ok(Self {
-            columns,
-            padded: Some(padded),
-        })
-    }
-
-    /// Where the tokens of `item` start in what the caller gave.
-    fn start(&self, item: usize, count: &[i32]) -> usize {
-        if self.padded.is_none() {
-            return item * self.columns;
-        }
-        let before = count[..item].iter();
-        before.map(|&size| usize::try_from(size).unwrap_or(0)).sum()
-    }
 }

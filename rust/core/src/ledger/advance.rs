@@ -6,15 +6,24 @@ use crate::ledger::admit::{check_tokens, tokens_in_range};
 use crate::ledger::{Ledger, check_len, check_range};
 use crate::sequence::{DRAFT, Sequence, TARGET};
 
+/// How the tokens of a step are laid out.
+#[derive(Debug, Clone, Copy)]
+pub enum Rows<'a> {
+    /// One row of so many tokens per sequence, of which the first `count` are given.
+    Matrix(usize),
+    /// Where each sequence's tokens start.
+    Packed(&'a [usize]),
+}
+
 /// The arguments of [`Ledger::advance`], one entry per sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct AdvanceBatch<'a> {
     /// The sequences.
     pub handle: &'a [i64],
-    /// `columns` tokens per sequence, of which the first `count` are appended.
+    /// The tokens, as `rows` says.
     pub tokens: &'a [Token],
-    /// Tokens per sequence in `tokens`.
-    pub columns: usize,
+    /// Where each sequence's tokens are.
+    pub rows: Rows<'a>,
     /// Tokens to append.
     pub count: &'a [i32],
     /// Ends of the valid KV, two per sequence (target, draft), or by the rule of `docs/ledger.md`.
@@ -22,10 +31,23 @@ pub struct AdvanceBatch<'a> {
 }
 
 impl AdvanceBatch<'_> {
+    /// The most tokens that one item can have.
+    #[inline]
+    fn columns(&self) -> usize {
+        match self.rows {
+            Rows::Matrix(columns) => columns,
+            Rows::Packed(_) => self.tokens.len(),
+        }
+    }
+
     /// The first `count` tokens of an item.
     #[inline]
     fn given(&self, item: usize, count: u32) -> &[Token] {
-        &self.tokens[item * self.columns..][..count as usize]
+        let start = match self.rows {
+            Rows::Matrix(columns) => item * columns,
+            Rows::Packed(starts) => starts[item],
+        };
+        &self.tokens[start..][..count as usize]
     }
 }
 
@@ -41,7 +63,10 @@ impl Ledger {
         self.steps.check_begun(step)?;
         let n = batch.handle.len();
         check_len("count", batch.count.len(), n)?;
-        check_len("tokens", batch.tokens.len(), n * batch.columns)?;
+        match batch.rows {
+            Rows::Matrix(columns) => check_len("tokens", batch.tokens.len(), n * columns)?,
+            Rows::Packed(starts) => check_len("tokens", starts.len(), n)?,
+        }
         if let Some(valid) = batch.valid {
             check_len("valid", valid.len(), 2 * n)?;
         }
@@ -53,8 +78,7 @@ impl Ledger {
             let row = Handle::from_i64(batch.handle[item])
                 .expect("checked above")
                 .row;
-            let given = batch.count[item].cast_unsigned() as usize;
-            let tokens = &batch.tokens[item * batch.columns..][..given];
+            let tokens = batch.given(item, batch.count[item].cast_unsigned());
             let valid = batch.valid.map(|valid| {
                 [
                     valid[2 * item].cast_unsigned(),
@@ -80,7 +104,7 @@ impl Ledger {
         let count = batch.count[item].cast_unsigned();
         // One test for the common case; which rule is broken is found out only if one is.
         let fine = recorded == step
-            && count as usize <= batch.columns
+            && count as usize <= batch.columns()
             && (count == 0
                 || (seq.known <= end
                     && count <= end + 1 - seq.known
@@ -110,7 +134,7 @@ impl Ledger {
             });
         }
         let count = i64::from(batch.count[item]);
-        let columns = i64::try_from(batch.columns).unwrap_or(i64::MAX);
+        let columns = i64::try_from(batch.columns()).unwrap_or(i64::MAX);
         check_range("count", item, count, 0, columns)?;
         let (known, end) = (
             i64::from(seq.known),

@@ -28,7 +28,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 pub use admit::{AdmitBatch, REFUSED_FOREVER, REFUSED_NO_ROW, REFUSED_NOT_TRIED, REFUSED_NOW};
-pub use advance::AdvanceBatch;
+pub use advance::{AdvanceBatch, Rows};
 pub use check::{Dump, NodeDump, SequenceDump};
 pub use config::LedgerConfig;
 pub use read::Move;
@@ -126,7 +126,7 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// [`LedgerError::ClockBackwards`] if `now` is below an earlier one, or not a number.
+    /// [`LedgerError::Clock`] if `now` is below an earlier one, or not a number.
     pub fn begin_step(&mut self, now: f64) -> Result<u64, LedgerError> {
         self.steps.begin(now)
     }
