@@ -44,7 +44,9 @@ impl PyLedger {
         extra_tokens = Integer(Ok(0)), reserve_tokens = Integer(Ok(0)), lookahead = Integer(Ok(0)),
         reuse = true, partial_reuse = true,
         same_stream = false,
-    ))]
+    ), text_signature = "(*, tokens_per_block, num_pages, max_sequences, max_seq_len, \
+        has_draft=False, extra_tokens=0, reserve_tokens=0, lookahead=0, reuse=True, \
+        partial_reuse=True, same_stream=False)")]
     // One keyword per field of the configuration; the booleans are independent switches.
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)]
     fn new(
@@ -246,7 +248,11 @@ impl PyLedger {
         converted(py, self.lock(py)?.release(handle.slice(), publish.slice()))
     }
 
-    #[pyo3(name = "match", signature = (tokens, scope = Integer(Ok(0)), draft_from = None))]
+    #[pyo3(
+        name = "match",
+        signature = (tokens, scope = Integer(Ok(0)), draft_from = None),
+        text_signature = "($self, tokens, scope=0, draft_from=None)"
+    )]
     fn match_(
         &self,
         py: Python<'_>,
