@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,11 +14,15 @@ import pytest
 
 import tandemkv as tkv
 from tandemkv.cli import main
+from tandemkv.modes import ALIASES, MODES
 
 CONFIGS = Path(__file__).resolve().parents[1] / "examples" / "configs"
 LLAMA = str(CONFIGS / "llama-3.1-8b.json")
 EAGLE3 = str(CONFIGS / "llama-3.1-8b-eagle3.json")
-DEEPSEEK = str(Path(__file__).parent / "data" / "configs" / "deepseek-ai__DeepSeek-V3.json")
+PUBLISHED = Path(__file__).parent / "data" / "configs"
+DEEPSEEK = str(PUBLISHED / "deepseek-ai__DeepSeek-V3.json")
+JAMBA = str(PUBLISHED / "ai21labs__Jamba-v0.1.json")
+GPT_OSS = str(PUBLISHED / "openai__gpt-oss-120b.json")
 PAIR = ["--model", LLAMA, "--draft", EAGLE3, "--spec", "eagle3:4"]
 
 Run = Callable[..., tuple[int, str, str]]
@@ -103,6 +108,7 @@ def test_every_option_reaches_the_plan(run: Run):
     assert got["request_len"] == 100
     # cdiv(100 + 3 + 4 + 1, 64) = 2 blocks per request.
     assert got["concurrency_at_request_len"] == (got["num_blocks"] - 1) // 2
+    assert got["running_requests_at_request_len"] == 2 * 16
 
 
 def test_attention_dp_keeps_whole_heads(run: Run):
@@ -117,6 +123,34 @@ def test_a_draft_never_inherits_the_targets_dtype(run: Run):
     got = answer(run, *PAIR, "--gpu-memory", "40GiB", "--kv-dtype", "fp8")
     assert got["ranks"][0]["target"]["bytes_per_token"] == 65536
     assert got["ranks"][0]["draft"]["bytes_per_token"] == 4096
+
+
+@pytest.mark.parametrize("pp_size", [1, 2])
+def test_no_more_requests_are_shown_than_were_planned_for(run: Run, pp_size: int):
+    # States are there for the batch (times the stages) alone, however many tokens fit.
+    sizes = [
+        *("--model", JAMBA, "--gpu-memory", "10GiB", "--max-seq-len", "8192"),
+        *("--max-batch-size", "1", "--request-len", "1000", "--pp", str(pp_size)),
+    ]
+    got = answer(run, *sizes)
+    pages = got["num_blocks"] - 1
+    # cdiv(8,192 + 1, 32) and cdiv(1,000 + 1, 32) blocks of each request.
+    assert got["max_concurrency"] == pages // 257 > pp_size
+    assert got["concurrency_at_request_len"] == pages // 32
+    assert got["max_running_requests"] == got["running_requests_at_request_len"] == pp_size
+    _, out, _ = run(*sizes)
+    limit = "max_batch_size 1" + (" times pp_size 2" if pp_size == 2 else "")
+    for length, fits in (("8,192", pages // 257), ("1,000", pages // 32)):
+        assert f"{pp_size} of {length} tokens (memory for {fits:,}; {limit} limits)" in out
+    _, out, _ = run(*sizes, "--sweep", "max_batch_size=1")
+    assert f" {pp_size} of 1,000 " in out
+
+
+def test_help_lists_the_modes(capsys: pytest.CaptureFixture[str]):
+    for verb in ("plan", "replay"):
+        assert main([verb, "--help"]) == 0
+        words = set(re.findall(r"\w+", capsys.readouterr().out))
+        assert {*MODES, *ALIASES} <= words
 
 
 def test_mtp_reads_its_layers_from_the_target(run: Run):
@@ -142,7 +176,7 @@ def test_the_table_shows_ranks_roles_and_capacity(run: Run):
     assert "317,696 tokens" in out
     assert "38 of 8,192 tokens" in out
     # cdiv(512 + 3 + 4 + 1, 32) = 17 blocks: 9,928 // 17 requests.
-    assert "584 of 512 tokens" in out
+    assert "256 of 512 tokens (memory for 584; max_batch_size 256 limits)" in out
     assert "maximum concurrency for 8,192 tokens per request: 38.78x" in out
 
 
@@ -160,10 +194,10 @@ def test_does_not_fit_is_status_1(run: Run, option: str):
     ("arguments", "words"),
     [
         (["--gpu-memory", "40G"], ["--gpu-memory", "'40G'"]),
-        (["--gpu-memory", "0"], ["max_gpu_total_bytes", "0"]),
+        (["--gpu-memory", "0"], ["--gpu-memory", "0"]),
         (["--gpu-memory", "-1"], ["--gpu-memory", "'-1'"]),
         (["--host-memory", "much"], ["--host-memory", "'much'"]),
-        (["--tp", "0"], ["tp_size", "0"]),
+        (["--tp", "0"], ["--tp is 0"]),
         (["--tp", "two"], ["--tp", "'two'"]),
         (["--tp", "12"], ["8 KV heads", "12"]),
         (["--pp", "33"], ["33", "32 layers"]),
@@ -173,25 +207,25 @@ def test_does_not_fit_is_status_1(run: Run, option: str):
         (["--pp", "2", "--pp-partition", "33,-1"], ["--pp-partition", "'33,-1'"]),
         (["--kv-dtype", "int3"], ["int3", "nvfp4"]),
         (["--draft-kv-dtype", "int3"], ["int3", "nvfp4"]),
-        (["--draft-tp", "3"], ["draft_tp_size", "3"]),
+        (["--draft-tp", "3"], ["--draft-tp is 3", "--tp 1"]),
         (["--spec", "eagle3"], ["--spec", "'eagle3'", "eagle3:4"]),
         (["--spec", "eagle3:0"], ["--spec", "'eagle3:0'", "max_draft_len"]),
         (["--spec", "medusa:4"], ["--spec", "'medusa'", "eagle3_one_model"]),
         (["--spec", "ngram:4"], ["draft", "'ngram'"]),
-        (["--tokens-per-block", "0"], ["tokens_per_block", "0"]),
-        (["--max-batch-size", "0"], ["max_batch_size", "0"]),
-        (["--max-seq-len", "0"], ["max_seq_len", "0"]),
-        (["--max-num-tokens", "8"], ["max_num_tokens", "8", "256"]),
-        (["--request-len", "200000"], ["request_len", "200000", "131072"]),
+        (["--tokens-per-block", "0"], ["--tokens-per-block is 0"]),
+        (["--max-batch-size", "0"], ["--max-batch-size is 0"]),
+        (["--max-seq-len", "0"], ["--max-seq-len is 0"]),
+        (["--max-num-tokens", "8"], ["--max-num-tokens is 8", "256"]),
+        (["--request-len", "200000"], ["--request-len is 200000", "--max-seq-len 131072"]),
         (["--model", "nowhere.json"], ["nowhere.json"]),
         (["--draft", "nowhere.json"], ["nowhere.json"]),
         (["--model", __file__], [Path(__file__).name, "JSON"]),
-        (["--cp", "0"], ["cp_size", "0"]),
+        (["--cp", "0"], ["--cp is 0"]),
         (["--max-seq-len", "long"], ["--max-seq-len", "'long'", "auto"]),
-        (["--max-tokens", "16"], ["max_tokens", "16", "32"]),
-        (["--max-util-for-resume", "0"], ["max_util_for_resume", "'0'"]),
-        (["--cached-endpoints", "-1"], ["cached_endpoints", "-1"]),
-        (["--gpu-memory", "40GiB,38GiB"], ["device_bytes", "2 entries", "1 ranks"]),
+        (["--max-tokens", "16"], ["--max-tokens is 16", "32"]),
+        (["--max-util-for-resume", "0"], ["--max-util-for-resume is '0'"]),
+        (["--cached-endpoints", "-1"], ["--cached-endpoints is -1"]),
+        (["--gpu-memory", "40GiB,38GiB"], ["--gpu-memory has 2 entries", "1 ranks"]),
         (["--sweep", "colour=16"], ["--sweep", "'colour=16'", "tokens_per_block"]),
         (["--sweep", "tokens_per_block="], ["--sweep", "'tokens_per_block='"]),
         (["--sweep", "tokens_per_block=16,x"], ["--tokens-per-block", "'x'"]),
@@ -226,9 +260,14 @@ def test_a_missing_field_is_named_with_its_file(run: Run, tmp_path: Path):
     [
         (["--model", LLAMA], ["--gpu-memory"]),
         (["--gpu-memory", "40GiB"], ["--model"]),
-        (["--model", LLAMA, "--gpu-memory", "1GiB", "--draft", EAGLE3], ["speculative"]),
-        (["--model", LLAMA, "--gpu-memory", "1GiB", "--spec", "eagle3:4"], ["draft"]),
+        (["--model", LLAMA, "--gpu-memory", "1GiB", "--draft", EAGLE3], ["no --spec is given"]),
+        (["--model", LLAMA, "--gpu-memory", "1GiB", "--spec", "eagle3:4"], ["no --draft is given"]),
         (["--model", LLAMA, "--gpu-memory", "1GiB", "--spec", "mtp_vanilla:1"], [LLAMA]),
+        (["--model", GPT_OSS, "--gpu-memory", "1GiB"], ["openai__gpt-oss", "pass --kv-dtype"]),
+        (
+            ["--model", DEEPSEEK, "--gpu-memory", "40GiB", "--spec", "mtp_vanilla:3"],
+            ["the draft length of --spec is 3", "has 1;", "mtp_one_model"],
+        ),
         (
             ["--model", LLAMA, "--gpu-memory", "1GiB", "--draft-kv-dtype", "fp8"],
             ["--draft-kv-dtype", "no draft"],

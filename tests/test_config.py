@@ -145,7 +145,7 @@ def test_every_mode_has_its_numbers():
 
 
 def test_an_alias_is_the_mode_it_names():
-    assert ALIASES == {"eagle3": "eagle3_one_model"}
+    assert ALIASES == {"eagle3": "eagle3_one_model", "mtp": "mtp_one_model"}
     assert tkv.SpeculativeConfig(mode="eagle3", max_draft_len=1) == tkv.SpeculativeConfig(
         mode="eagle3_one_model", max_draft_len=1
     )

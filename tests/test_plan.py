@@ -48,6 +48,8 @@ def test_capacity_of_a_pair():
     # cdiv(4,096 + 3 extra + 4 reserve + 1, 32) = 129 blocks per request.
     assert plan.max_concurrency == 9928 // 129
     assert plan.concurrency(512) == 9928 // 17
+    # The batch of 256 runs; memory alone would hold more of the short ones.
+    assert (plan.max_running_requests, plan.running_requests(512)) == (9928 // 129, 256)
     assert plan.max_request_len == 4096
     assert (plan.extra_tokens, plan.reserve_tokens, plan.lookahead) == (3, 4, 1)
     assert plan.row_width == 132
@@ -118,6 +120,21 @@ def test_placement_of_draft_layers(mode: str):
     )
     held = [0 if rank.draft is None else len(rank.draft.layers) for rank in plan.ranks]
     assert held == ([0, 0, 0, 6] if mode in LAST_RANK_MODES else [2, 2, 1, 1])
+
+
+def test_vanilla_mtp_needs_a_module_per_draft_token():
+    def made(num_modules: int) -> tkv.Plan:
+        return tkv.plan(
+            model(gqa(8)),
+            model(gqa(num_modules), "draft"),
+            config=config(),
+            speculative=spec("mtp_vanilla", 3),
+        )
+
+    assert len(made(3).ranks[0].draft.layers) == 3
+    with pytest.raises(tkv.ConfigError, match=r"max_draft_len is 3.* has 2; mtp_one_model") as e:
+        made(2)
+    assert (e.value.field, e.value.value) == ("max_draft_len", 3)
 
 
 def test_a_spread_draft_shorter_than_the_pipeline_leaves_stages_without_a_view():
@@ -228,7 +245,8 @@ def test_bytes_add_up_exactly_on_every_rank_and_tier(
             tokens_per_block=tokens_per_block,
         ),
         mapping=mapping,
-        speculative=spec(mode),
+        # A module of vanilla MTP per draft token.
+        speculative=spec(mode, len(drafts) if mode == "mtp_vanilla" else 4),
     )
     tiers = dict(zip(("device", "host", "disk"), budgets, strict=True))
     blocks = {
@@ -380,6 +398,7 @@ def test_concurrency_is_asked_for_lengths_that_can_be(request_len: Any):
 def test_json_has_the_keys_that_stay():
     answer = json.loads(json.dumps(llama_plan(host_cache_size="64GiB").to_dict()))
     top = {"num_blocks", "max_tokens", "max_concurrency", "tokens_per_block", "ranks"}
+    top |= {"max_running_requests", "max_sequences"}
     assert top <= set(answer)
     [rank] = answer["ranks"]
     assert set(rank) >= {

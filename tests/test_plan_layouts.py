@@ -186,7 +186,7 @@ def test_attention_dp_keeps_whole_heads_and_a_batch_per_rank():
 @given(
     targets=st.lists(st.sampled_from([*gqa(1), *gqa(1, 4, 64), *mla(1)]), min_size=3, max_size=9),
     drafts=st.lists(st.sampled_from([*gqa(1), *mla(1)]), min_size=1, max_size=4),
-    mode=st.sampled_from(["eagle3", "mtp_vanilla", "pard", "draft_target_one_model"]),
+    mode=st.sampled_from(["eagle3", "mtp_one_model", "pard", "draft_target_one_model"]),
     layout=st.sampled_from([(1, 1, 1), (2, 1, 2), (1, 3, 1), (2, 2, 2)]),
     data=st.data(),
 )

@@ -216,7 +216,7 @@ def test_windows_are_widened_by_the_lookahead_where_blocks_are_reused(
 ):
     plan = tkv.plan(
         model(gqa(1, window=window)),
-        mode and model(gqa(1), "draft"),
+        mode and model(gqa(4), "draft"),
         config=config(enable_block_reuse=reuse),
         speculative=mode and tkv.SpeculativeConfig(mode=mode, max_draft_len=4),
     )

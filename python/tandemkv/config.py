@@ -352,9 +352,9 @@ class SpeculativeConfig:
     """How drafts are made, and what that asks of the cache. K is `max_draft_len`.
 
     Args:
-        mode: `eagle3_one_model` (or `eagle3`), `mtp_one_model`, `mtp_vanilla`, `pard`, `dflash`,
-            `dspark`, `draft_target_one_model`, `two_model`, `ngram`, `sa`, `user_provided` or
-            `shared_kv_mtp`.
+        mode: `eagle3_one_model` (or `eagle3`), `mtp_one_model` (or `mtp`), `mtp_vanilla`,
+            `pard`, `dflash`, `dspark`, `draft_target_one_model`, `two_model`, `ngram`, `sa`,
+            `user_provided` or `shared_kv_mtp`.
         max_draft_len: longest chain of draft tokens, K >= 1.
         top_k: branches per level of a draft tree (`eagle3_one_model` only); None: a chain.
 

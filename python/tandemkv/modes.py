@@ -29,6 +29,8 @@ class Mode:
         parallel_masks: the draft writes K - 1 mask tokens beside its K draft tokens (PARD), so
             that a step runs 2K tokens rather than 1 + K.
         from_target_config: the draft's layers are a module of the target's checkpoint (MTP).
+        module_per_token: each of the K draft tokens comes from a module of its own, with its own
+            KV; otherwise the same layers are replayed.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Mode:
     lookahead: int | Literal["K"] = 0
     parallel_masks: bool = False
     from_target_config: bool = False
+    module_per_token: bool = False
 
     @property
     def has_draft(self) -> bool:
@@ -61,6 +64,7 @@ _MODES = (
         one_engine=True,
         lookahead="K",
         from_target_config=True,
+        module_per_token=True,
     ),
     Mode(name="pard", placement="all_ranks", one_engine=True, parallel_masks=True),
     Mode(name="dflash", placement="all_ranks", one_engine=True),
@@ -81,5 +85,5 @@ _MODES = (
 MODES: dict[str, Mode] = {mode.name: mode for mode in _MODES}
 """Every mode by name."""
 
-ALIASES: dict[str, str] = {"eagle3": "eagle3_one_model"}
+ALIASES: dict[str, str] = {"eagle3": "eagle3_one_model", "mtp": "mtp_one_model"}
 """Other names that are accepted."""

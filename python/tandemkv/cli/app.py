@@ -10,6 +10,7 @@ from io import TextIOWrapper
 import click
 
 import tandemkv
+from tandemkv.cli.names import in_option_names
 from tandemkv.errors import BudgetError, TandemkvError
 
 VERBS = ("plan", "replay", "bench", "env")
@@ -70,4 +71,4 @@ def _message(error: Exception) -> str:
         return "interrupted"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return str(error)
+    return in_option_names(error)

@@ -9,7 +9,14 @@ import click
 
 from tandemkv.config import SpeculativeConfig
 from tandemkv.errors import ConfigError
+from tandemkv.modes import ALIASES, MODES
 from tandemkv.sizes import parse_size
+
+SPEC_HELP = (
+    "Speculative mode and draft length, such as eagle3:4. Modes: "
+    f"{', '.join(MODES)}; {', '.join(f'{short} is {name}' for short, name in ALIASES.items())}."
+)
+"""Help of `--spec`."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Decorator = Callable[[_Command], _Command]

@@ -10,7 +10,7 @@ import click
 
 from tandemkv.cli import options
 from tandemkv.cli.plan_output import print_plan
-from tandemkv.cli.sweep import Sweep, read_sweep, run_sweep
+from tandemkv.cli.sweep import Sweep, read_sweep, requests_at, run_sweep
 from tandemkv.config import KvCacheConfig, Mapping, SpeculativeConfig
 from tandemkv.errors import ConfigError
 from tandemkv.geometry.layers import ModelGeometry
@@ -34,7 +34,7 @@ from tandemkv.planning.html import plan_html
 @click.option("--draft-tp", type=int, help="Width of the draft's attention; default: the target's.")
 @click.option("--kv-dtype", help="bf16, fp16, fp32, fp8 or nvfp4; default: the config's.")
 @click.option("--draft-kv-dtype", help="The same for the draft; never inherited from the target.")
-@options.speculation("--spec", help="Speculative mode and draft length, such as eagle3:4.")
+@options.speculation("--spec", help=options.SPEC_HELP)
 @click.option("--tokens-per-block", type=int, default=32, show_default=True)
 @click.option("--max-batch-size", type=int, default=256, show_default=True)
 @options.length("--max-seq-len", help="Default: what the config declares; auto: what fits.")
@@ -70,15 +70,13 @@ def plan(
         _check_sweep_alone(sweep, explains, html_path)
         ctx.exit(run_sweep(sweep, given, plan_from_options, request_len, as_json))
     result = plan_from_options(given)
-    fits = None if request_len is None else result.concurrency(request_len)
+    at_length = requests_at(result, request_len)
     if html_path is not None:
         Path(html_path).write_text(plan_html(result), encoding="utf-8")
     if not as_json:
-        print_plan(result, request_len, fits, explains=explains)
+        print_plan(result, request_len, explains=explains)
         return
-    answer = result.to_dict()
-    if fits is not None:
-        answer |= {"request_len": request_len, "concurrency_at_request_len": fits}
+    answer = result.to_dict() | at_length
     if explains:
         answer["explain"] = [term.to_dict() for term in explain(result)]
     click.echo(json.dumps(answer, indent=2))

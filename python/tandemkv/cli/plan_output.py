@@ -27,17 +27,14 @@ def make_console() -> Console:
     return Console(highlight=False, markup=False, width=PIPE_COLUMNS)
 
 
-def print_plan(result: Plan, request_len: int | None, fits: int | None, *, explains: bool) -> None:
+def print_plan(result: Plan, request_len: int | None, *, explains: bool) -> None:
     """Print what fits, the table of ranks and roles, and on request every term."""
     console = make_console()
     console.print(f"KV cache plan: {title(result)}", style="bold")
     facts = Table(show_header=False, box=None, pad_edge=False)
     facts.add_column(no_wrap=True, style="bold")
     facts.add_column(overflow="fold")
-    lines = capacity_lines(result)
-    if request_len is not None:
-        lines.insert(3, ("at --request-len", f"{fits:,} of {request_len:,} tokens"))
-    for name, text in lines:
+    for name, text in capacity_lines(result, request_len):
         facts.add_row(name, text)
     console.print(facts)
     print_table(console, *role_table(result), names=NAME_COLUMNS)

@@ -59,7 +59,7 @@ _MODEL_OPTIONS = {
 )
 @click.option("--model", help="config.json of the target, or its folder.")
 @click.option("--draft", help="config.json of the draft; MTP modes read it from --model.")
-@options.speculation("--spec", help="Speculative mode and draft length, eagle3:4.")
+@options.speculation("--spec", help=options.SPEC_HELP)
 @options.size("--gpu-memory", help="Device bytes per rank.")
 @click.option("--host-memory", hidden=True)
 @click.option("--disk-memory", hidden=True)

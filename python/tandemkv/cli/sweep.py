@@ -85,9 +85,18 @@ def _entry(text: str, answer: Plan | BudgetError, request_len: int | None) -> di
     if isinstance(answer, BudgetError):
         return {"value": text, "plan": None, "error": str(answer)}
     entry: dict[str, Any] = {"value": text, "plan": answer.to_dict(), "error": None}
-    if request_len is not None:
-        entry["concurrency_at_request_len"] = answer.concurrency(request_len)
-    return entry
+    return entry | requests_at(answer, request_len)
+
+
+def requests_at(plan: Plan, request_len: int | None) -> dict[str, int]:
+    """Return what JSON says of `--request-len`: how many fit, and how many run; {} without it."""
+    if request_len is None:
+        return {}
+    return {
+        "request_len": request_len,
+        "concurrency_at_request_len": plan.concurrency(request_len),
+        "running_requests_at_request_len": plan.running_requests(request_len),
+    }
 
 
 def _row(text: str, answer: Plan | BudgetError, request_len: int | None) -> tuple[str, ...]:
@@ -99,6 +108,6 @@ def _row(text: str, answer: Plan | BudgetError, request_len: int | None) -> tupl
         text,
         f"{answer.num_blocks:,}",
         "no limit" if answer.max_tokens is None else f"{answer.max_tokens:,}",
-        f"{answer.concurrency(length):,} of {length:,}",
+        f"{answer.running_requests(length):,} of {length:,}",
         format_size(slack),
     )

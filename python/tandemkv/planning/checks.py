@@ -61,6 +61,15 @@ def check_roles(
             field="draft",
             value=draft.name,
         )
+    elif speculative.traits.module_per_token and draft.num_layers < speculative.max_draft_len:
+        # Priced with the layers that are there, the KV of the missing modules would be free.
+        raise ConfigError(
+            f"max_draft_len is {speculative.max_draft_len}, and speculative mode "
+            f"{speculative.mode!r} runs as many MTP modules, each with KV of its own, but "
+            f"{draft.name!r} has {draft.num_layers}; mtp_one_model replays one module",
+            field="max_draft_len",
+            value=speculative.max_draft_len,
+        )
 
 
 def declared_max_seq_len(

@@ -26,10 +26,12 @@ def title(plan: Plan) -> str:
     return text
 
 
-def capacity_lines(plan: Plan) -> list[tuple[str, str]]:
-    """Return (name, text) lines: what fits, in engine words."""
+def capacity_lines(plan: Plan, request_len: int | None = None) -> list[tuple[str, str]]:
+    """Return (name, text) lines: what fits, in engine words; `request_len` asks for one more."""
     group = " per attention-DP rank" if plan.data_parallel_size > 1 else ""
     lines = _token_lines(plan, group) if plan.num_blocks else _fixed_lines(plan, group)
+    if request_len is not None:
+        lines.append(("at --request-len", _running(plan, request_len, group)))
     lines += engine_lines(plan)
     if plan.hittable_endpoints is not None:
         lines.append(
@@ -60,11 +62,7 @@ def _token_lines(plan: Plan, group: str) -> list[tuple[str, str]]:
             "block 0 reserved",
         ),
         ("capacity", f"{plan.max_tokens:,} tokens{group} (max_tokens)"),
-        (
-            "concurrent requests",
-            f"{plan.max_concurrency:,} of {plan.max_seq_len:,} tokens{group}"
-            f" (max_batch_size {plan.max_batch_size:,})",
-        ),
+        ("concurrent requests", _running(plan, plan.max_seq_len, group)),
     ]
     if plan.data_parallel_size > 1:
         total = (plan.max_tokens or 0) * plan.data_parallel_size
@@ -79,10 +77,23 @@ def _fixed_lines(plan: Plan, group: str) -> list[tuple[str, str]]:
         ("capacity", f"tokens are not limited{group}: no layer keeps every token"),
         (
             "concurrent requests",
-            f"{plan.max_sequences:,}{group} (max_batch_size {plan.max_batch_size:,} times "
-            f"pp_size {plan.mapping.pp_size})",
+            f"{plan.max_sequences:,}{group} ({_batch_limit(plan)})",
         ),
     ]
+
+
+def _running(plan: Plan, request_len: int, group: str) -> str:
+    """Return how many requests run at a time, and what memory holds where that is more."""
+    fits, runs = plan.concurrency(request_len), plan.running_requests(request_len)
+    limit = _batch_limit(plan)
+    reason = f"memory for {fits:,}; {limit} limits" if fits > runs else limit
+    return f"{runs:,} of {request_len:,} tokens{group} ({reason})"
+
+
+def _batch_limit(plan: Plan) -> str:
+    pp_size = plan.mapping.pp_size
+    times = f" times pp_size {pp_size}" if pp_size > 1 else ""
+    return f"max_batch_size {plan.max_batch_size:,}{times}"
 
 
 def rank_groups(plan: Plan) -> list[tuple[str, RankPlan]]:

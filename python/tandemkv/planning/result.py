@@ -195,6 +195,11 @@ class Plan:
         """Sequences of `max_seq_len` tokens that fit at a time; see `concurrency`."""
         return self.concurrency(self.max_seq_len)
 
+    @property
+    def max_running_requests(self) -> int:
+        """Sequences of `max_seq_len` tokens that can run at a time; see `running_requests`."""
+        return self.running_requests(self.max_seq_len)
+
     def concurrency(self, request_len: int) -> int:
         """Return how many sequences of `request_len` tokens fit at a time, sharing nothing.
 
@@ -213,6 +218,16 @@ class Plan:
         if not self.num_blocks:
             return self.max_sequences
         return (self.num_blocks - 1) // self.blocks_of(request_len)
+
+    def running_requests(self, request_len: int) -> int:
+        """Return how many sequences of `request_len` tokens can run at a time.
+
+        `concurrency`, and at most `max_sequences`: what is kept per sequence is there for no more.
+
+        Raises:
+            ConfigError: as `concurrency`.
+        """
+        return min(self.concurrency(request_len), self.max_sequences)
 
     @property
     def max_request_len(self) -> int:
@@ -251,6 +266,7 @@ class Plan:
             "num_blocks": self.num_blocks,
             "max_tokens": self.max_tokens,
             "max_concurrency": self.max_concurrency,
+            "max_running_requests": self.max_running_requests,
             "tokens_per_block": self.tokens_per_block,
             "num_host_blocks": self.num_host_blocks,
             "num_disk_blocks": self.num_disk_blocks,
