@@ -1,8 +1,9 @@
 """A small scheduler on the tandemkv managers: continuous batching with chunked prefill and drafts.
 
 It keeps a queue of requests, gives each step a budget of tokens, and lets a stand-in for the model
-accept some of the drafted tokens. The managers decide what fits; when a running request cannot
-grow, the youngest one is preempted and comes back later, its prefix still cached.
+accept some of the drafted tokens. The managers decide what fits: a request that is refused waits
+for a later step. When nothing at all can run, the running request that was admitted last is
+preempted and comes back later, what is left of its prefix still cached.
 
 Run it with `python examples/scheduler.py`.
 """
@@ -134,7 +135,7 @@ class Scheduler:
             request.reused.append(hit)
 
     def preempt(self, work: list[Work]) -> None:
-        """Free the youngest running request; it waits in front, to be computed again."""
+        """Free the running request admitted last; it waits in front, to be computed again."""
         if not self.running:
             raise RuntimeError(f"nothing fits: {self.managers.refusals}")
         victim = self.running.pop()
@@ -195,7 +196,7 @@ def main() -> None:
     preemptions = sum(request.preemptions for request in scheduler.finished)
     print(f"{len(scheduler.finished)} requests in {scheduler.steps} steps")
     print(f"{stats['hit_tokens']} of {stats['prompt_tokens']} prompt tokens reused")
-    print(f"{stats['accepted_tokens']} tokens accepted, {stats['rewound_tokens']} rewound")
+    print(f"{stats['accepted_tokens']} tokens generated, {stats['rewound_tokens']} positions rewound")
     print(f"{preemptions} preemptions, {stats['evicted_blocks']} blocks evicted")
 
 

@@ -153,6 +153,8 @@ def test_a_trace_of_which_nothing_can_be_served_is_status_1(capsys, tmp_path):
         (["--trace", MOONCAKE], ["mooncake", "--trace-block-size"]),
         (["--trace", AZURE, "--cache-only", "--capacity-tokens", "99"], ["--tokens-per-block"]),
         (["--trace", AZURE, "--model", "x", "--gpu-memory", "9"], ["--tokens-per-block"]),
+        (["--trace", AZURE], ["--model", "--gpu-memory", "--cache-only"]),
+        (["--trace", AZURE, "--model", "x", "--gpu-memory", "9"], ["azure", "has no block"]),
         (["--trace", MOONCAKE, "--model", "x", "--gpu-memory", "9"], ["--trace-block-size"]),
         (
             ["--trace", TAUBENCH, "--trace-block-size", "16", "--model", "x", "--gpu-memory", "9"],
@@ -198,6 +200,20 @@ def test_a_malformed_row_is_named_with_file_line_field_and_value(capsys, tmp_pat
     arguments = ["--trace", str(path), "--tokens-per-block", "16", "--cache-only"]
     line = error_line(capsys, *arguments, "--capacity-tokens", "64")
     assert f"{path}:2: field 'input_length' is -20:" in line
+
+
+def test_cache_only_refuses_by_the_pool_alone(capsys, tmp_path, model):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"input_length": 64, "output_length": 1, "hash_ids": [1, 2, 3, 4]}\n')
+    arguments = ["--trace", str(path), "--tokens-per-block", "16", "--time-unit", "s", "--json"]
+    arguments += ["--model", model, "--gpu-memory", "4MiB", "--max-seq-len", "32"]
+    assert main(["replay", *arguments, "--cache-only"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["refused_requests"] == 0
+    assert "serving mode only" in answer["definitions"]["refused_requests"]
+    assert main(["replay", *arguments]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["unservable"][0]["reason"] == "has 65 tokens, max_seq_len is 32"
 
 
 def test_an_open_time_unit_is_asked_for_before_anything_runs(capsys, model):

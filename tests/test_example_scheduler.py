@@ -30,6 +30,7 @@ def test_the_example_reports_what_it_did(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("40 requests in ")
     assert int(lines[1].split()[0]) > 0  # prompt tokens reused
+    assert lines[2].startswith(f"{40 * 40} tokens generated, ")  # 40 requests of 40 tokens each
     assert int(lines[3].split()[0]) > 0  # preemptions
 
 

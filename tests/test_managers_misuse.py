@@ -162,6 +162,65 @@ def test_valid_ends_are_taken_where_the_engine_gives_them() -> None:
     assert managers.sequence("a")["history"] == 7
 
 
+def test_a_decode_step_within_a_prompt_is_refused_until_the_prompt_is_scheduled() -> None:
+    managers = small_managers()
+    run(managers, new("a", PROMPT), [[1]])
+    run(managers, new("b", list(range(200, 220)), chunk=8), [[]])
+    for left in (12, 4):
+        before = managers.ledger.digest()
+        for batch in (
+            decode(["b"], 4),
+            decode(["a", "b"]),
+            Batch(["a", "b"], chunk_lens=[0, 0]),
+            Batch(["b", "c"], chunk_lens=[0, 3], prompts=[[], [7] * 3], max_total_tokens=[9, 9]),
+        ):
+            with pytest.raises(
+                BatchError,
+                match=rf"chunk_lens of request 'b' is 0 \(a decode step\), but {left} of its 20 "
+                rf"prompt tokens are left to run; chunk_lens must be 1 to {left}",
+            ):
+                managers.prepare_resources(batch)
+        assert managers.ledger.digest() == before
+        assert managers.step is None
+        run(managers, decode(["a"], 2), [[1, 2]])  # others decode meanwhile
+        run(managers, chunk("b", min(left, 8)), [[]] if left == 12 else [[5]])
+    run(managers, decode(["a", "b"]), [[1], [6]])
+
+
+def test_a_skipped_last_chunk_leaves_the_request_within_its_prompt() -> None:
+    managers = small_managers()
+    run(managers, new("a", PROMPT, chunk=4), [[]])
+    managers.prepare_resources(chunk("a", 6))
+    managers.skip_step()
+    with pytest.raises(BatchError, match="'a' is 0 .* 6 of its 10 prompt tokens are left"):
+        managers.prepare_resources(decode(["a"]))
+    run(managers, chunk("a", 6), [[1]])
+    run(managers, decode(["a"]), [[2]])
+
+
+def test_a_request_freed_within_its_prompt_holds_back_nobody_else() -> None:
+    managers = small_managers()
+    for request_id in ("a", "b"):
+        run(managers, new(request_id, [*PROMPT, ord(request_id)], chunk=1), [[]])
+    managers.free_many(["a", "b"])
+    run(managers, new("c", PROMPT, chunk=10, scope=-1), [[1]])  # in a row of theirs
+    assert managers._registry.num_mid_prompt == 0
+    run(managers, decode(["c"], 4), [[1, 2, 3]])
+
+
+def test_tokens_for_a_dummy_name_it() -> None:
+    managers = small_managers()
+    run(managers, new("a", PROMPT), [[1]])
+    managers.add_dummy_requests(["pad"], [6])
+    batch = decode(["a", "pad"])
+    assert managers.prepare_resources(batch).all()
+    before = managers.ledger.digest()
+    with pytest.raises(BatchError, match="1 tokens for 'pad', which is a dummy request"):
+        managers.update_resources(batch, [[5], [6]])
+    assert managers.ledger.digest() == before
+    managers.update_resources(batch, [[5], []])
+
+
 def test_reset_is_refused_while_requests_are_open() -> None:
     managers = small_managers()
     for request_id in ("a", "b", "c"):

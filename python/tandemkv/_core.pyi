@@ -270,6 +270,10 @@ class Ledger:
         `refused_never`, `refused_rows`, `prompt_tokens`, `hit_tokens`, `target_only_hits`,
         `published_blocks`, `rebased_blocks`, `evicted_blocks`, `copied_blocks`, `grown_blocks`,
         `refused_grows`, `accepted_tokens`, `rewound_tokens`, `released`.
+
+        `accepted_tokens` counts every token that `advance` appended: accepted draft tokens, bonus
+        tokens and those sampled after a prompt. `rewound_tokens` counts positions that ran and
+        were given back.
         """
     def reset_reuse_state(self) -> None: ...
     def digest(self) -> bytes: ...

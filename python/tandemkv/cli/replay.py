@@ -54,8 +54,8 @@ _MODEL_OPTIONS = {
 @click.option(
     "--tokens-per-block",
     type=int,
-    help="The ledger's block. Default: the trace's with --cache-only, else 32. Also the trace's "
-    "block if that is not known.",
+    help="The ledger's block. Default: the trace's with --cache-only, else 32; needed for an Azure "
+    "trace, which has no block. Also the trace's block if that is not known.",
 )
 @click.option("--model", help="config.json of the target, or its folder.")
 @click.option("--draft", help="config.json of the draft; MTP modes read it from --model.")
@@ -106,8 +106,8 @@ def replay(
         hash_rule=hash_ids,
         time_unit=time_unit,
     )
-    tokens_per_block = tokens_per_block or _default_block(trace, cache_only)
     _check_options(cache_only, capacity_tokens, given)
+    tokens_per_block = tokens_per_block or _default_block(trace, cache_only)
     plan = None if given["model"] is None else _plan(tokens_per_block, given)
     with _progress_bar(len(trace), shown=not as_json) as progress:
         if cache_only:
@@ -128,7 +128,9 @@ def replay(
 def _default_block(trace: Trace, cache_only: bool) -> int:
     """Choose the ledger's block where none was given and the trace has one."""
     if trace.block_tokens is None:
-        raise ReplayError(f"{trace.path}: the trace names no block; pass --tokens-per-block")
+        raise ReplayError(
+            f"{trace.path}: the {trace.format_name} trace has no block; pass --tokens-per-block"
+        )
     if cache_only:
         return trace.block_tokens
     trace.check_block(_TOKENS_PER_BLOCK)

@@ -148,7 +148,8 @@ class Managers:
 
         Raises:
             RequestError: an id without a prompt that is not open, or with a prompt that is.
-            BatchError: a length beyond the plan, a chunk beyond the rest of its prompt, or a draft
+            BatchError: a length beyond the plan, a chunk beyond the rest of its prompt, a decode
+                step (no `chunk_lens`) of a request with prompt tokens left to run, or a draft
                 where the plan has none.
             StepError: `step` is None while such a step is still open.
             LedgerError: `step` is not open, a request already runs in it, or would exceed
@@ -199,8 +200,8 @@ class Managers:
 
         Raises:
             RequestError: an id that the step does not run, or one that it runs is left out.
-            BatchError: accepted tokens of a wrong form, or for a refused request, or none after a
-                decode step.
+            BatchError: accepted tokens of a wrong form, for a refused request or a dummy, or none
+                after a decode step.
             StepError: no such step, or copies queued for it were not taken.
             LedgerError: more tokens than ran, or a token or length out of range.
         """
@@ -222,7 +223,9 @@ class Managers:
                 if len(handles):
                     self._ledger.advance(record.step, handles, tokens, counts, valid)
             except LedgerError as error:
-                name_request(error, ids if live is None else pick(ids, live))
+                members = ids if live is None else pick(ids, live)
+                self._registry.check_dummies(members, handles, counts)
+                name_request(error, members)
                 raise
             self._close(record, handles)
 

@@ -54,11 +54,11 @@ class Preparation:
             self._limits.refuse_draft_lens(batch)
         if batch.num_new == 0:
             handles = self._registry.resolve(batch.request_ids)
-            if batch.num_chunks:
+            if batch.num_chunks or self._registry.num_mid_prompt:
                 self._registry.check_chunks(batch.request_ids, batch.chunk_lens, handles)
             return handles, None, None
         running, handles = self._registry.split(batch)
-        if batch.num_chunks > batch.num_new:
+        if batch.num_chunks > batch.num_new or self._registry.num_mid_prompt:
             members = pick(batch.request_ids, running)
             self._registry.check_chunks(members, batch.chunk_lens[running], handles)
         return handles, running, admission_of(batch, self._limits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,12 @@ class Registry:
         self._cursors = np.zeros(max_sequences, np.int64)
         self._hits = np.zeros(max_sequences, np.int32)
         self._is_dummy = np.zeros(max_sequences, np.bool_)
+        self._num_mid_prompt = 0
+
+    @property
+    def num_mid_prompt(self) -> int:
+        """Open requests whose prompt is not all scheduled; while 0, no decode step needs a check."""
+        return self._num_mid_prompt
 
     @property
     def num_requests(self) -> int:
@@ -121,11 +127,12 @@ class Registry:
         self._hits[rows] = hits
         self._cursors[rows] = np.minimum(lens, hits + admission.first[start:stop][admitted])
         self._is_dummy[rows] = dummy
+        self._num_mid_prompt += self._count_mid_prompt(rows)
 
     def close(self, ids: RequestIds) -> int:
         """Forget released requests; return how many were dummies."""
-        for request_id in ids:
-            del self.handles[request_id]
+        handles = np.fromiter(map(self.handles.pop, ids), np.int64, len(ids))
+        self._num_mid_prompt -= self._count_mid_prompt(_rows(handles))
         dummies = self._dummies.intersection(ids)
         self._dummies -= dummies
         self._resolved.clear()
@@ -145,20 +152,23 @@ class Registry:
         chunk_lens: NDArray[np.int32],
         handles: NDArray[np.int64],
     ) -> None:
-        """Refuse chunks that reach beyond the prompt of a running request.
+        """Refuse chunks beyond the prompt of a running request, and decode steps within it.
 
         Raises:
             BatchError: names the request, the chunk and what is left.
         """
         rows = _rows(handles)
         left = self._prompt_lens[rows] - self._cursors[rows]
-        wrong = np.flatnonzero((chunk_lens > 0) & (chunk_lens > left))
+        wrong = np.flatnonzero((chunk_lens > left) | ((chunk_lens == 0) & (left > 0)))
         if len(wrong):
             item = int(wrong[0])
+            chunk_len = int(chunk_lens[item])
+            decodes = "" if chunk_len else " (a decode step)"
+            supported = "" if chunk_len else f"; chunk_lens must be 1 to {int(left[item])}"
             raise BatchError(
-                f"chunk_lens of request {ids[item]!r} is {int(chunk_lens[item])}, but "
+                f"chunk_lens of request {ids[item]!r} is {chunk_len}{decodes}, but "
                 f"{int(left[item])} of its {int(self._prompt_lens[rows[item]])} prompt tokens are "
-                "left to run",
+                f"left to run{supported}",
                 field="chunk_lens",
             )
 
@@ -170,13 +180,38 @@ class Registry:
     ) -> None:
         """Count the chunks that were granted as scheduled."""
         runs = granted & (chunk_lens > 0)
-        self._cursors[_rows(handles[runs])] += chunk_lens[runs]
+        rows = _rows(handles[runs])
+        self._cursors[rows] += chunk_lens[runs]
+        # Each of them had prompt tokens left before: `check_chunks` saw to it.
+        self._num_mid_prompt -= len(rows) - self._count_mid_prompt(rows)
+
+    def check_dummies(
+        self, ids: Sequence[Hashable], handles: NDArray[np.int64], counts: NDArray[np.int32]
+    ) -> None:
+        """Refuse tokens for a dummy, which has no room for any beyond its own.
+
+        Raises:
+            BatchError: names the dummy.
+        """
+        wrong = np.flatnonzero((counts > 0) & self._is_dummy[_rows(handles)])
+        if len(wrong):
+            item = int(wrong[0])
+            raise BatchError(
+                f"accepted has {int(counts[item])} tokens for {ids[item]!r}, which is a dummy "
+                "request; dummies take none",
+                field="accepted",
+            )
 
     def restore_cursor(self, handle: int, state: dict[str, Any]) -> None:
         """Set a cursor to what the ledger knows to be written or under way."""
         row = handle & _ROW_MASK
         under_way = state["reach"] + sum(width for _, width in state["outstanding"])
+        self._num_mid_prompt -= int(self._cursors[row] < self._prompt_lens[row])
         self._cursors[row] = min(int(self._prompt_lens[row]), under_way)
+        self._num_mid_prompt += int(self._cursors[row] < self._prompt_lens[row])
+
+    def _count_mid_prompt(self, rows: NDArray[np.int64]) -> int:
+        return int(np.count_nonzero(self._cursors[rows] < self._prompt_lens[rows]))
 
     def check_counts(
         self,
