@@ -196,7 +196,7 @@ def main() -> None:
     preemptions = sum(request.preemptions for request in scheduler.finished)
     print(f"{len(scheduler.finished)} requests in {scheduler.steps} steps")
     print(f"{stats['hit_tokens']} of {stats['prompt_tokens']} prompt tokens reused")
-    print(f"{stats['accepted_tokens']} tokens generated, {stats['rewound_tokens']} positions rewound")
+    print(f"{stats['accepted_tokens']} tokens generated, {stats['rewound_tokens']} rewound")
     print(f"{preemptions} preemptions, {stats['evicted_blocks']} blocks evicted")
 
 

@@ -192,7 +192,7 @@ def test_a_skipped_last_chunk_leaves_the_request_within_its_prompt() -> None:
     run(managers, new("a", PROMPT, chunk=4), [[]])
     managers.prepare_resources(chunk("a", 6))
     managers.skip_step()
-    with pytest.raises(BatchError, match="'a' is 0 .* 6 of its 10 prompt tokens are left"):
+    with pytest.raises(BatchError, match=r"'a' is 0 .* 6 of its 10 prompt tokens are left"):
         managers.prepare_resources(decode(["a"]))
     run(managers, chunk("a", 6), [[1]])
     run(managers, decode(["a"]), [[2]])

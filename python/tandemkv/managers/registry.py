@@ -38,7 +38,7 @@ class Registry:
 
     @property
     def num_mid_prompt(self) -> int:
-        """Open requests whose prompt is not all scheduled; while 0, no decode step needs a check."""
+        """Open requests whose prompt is not all scheduled; while 0, decode steps need no check."""
         return self._num_mid_prompt
 
     @property

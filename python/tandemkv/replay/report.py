@@ -15,8 +15,8 @@ DEFINITIONS = {
     "resumed_hit_tokens": "tokens found cached when a preempted request was admitted again; not "
     "part of any hit ratio",
     "evicted_blocks": "cached blocks given up for new ones",
-    "refused_requests": "requests that can never be served: more pages than the pool has or, in "
-    "serving mode only, more tokens than max_seq_len",
+    "refused_requests": "requests that can never be served: longer than the pool or, in serving "
+    "mode only, than max_seq_len",
     "accepted_tokens": "draft tokens accepted and kept; the target's own token is not one",
     "rewound_tokens": "positions that ran and were given back with their rejected tokens",
     "mean_accept_length": "tokens per decode pass, 1 + accepted drafts, not cut by the output's "
