@@ -106,7 +106,7 @@ test: $(DEV_STAMP) $(BUILD_STAMP) lint ## install the dev extra, build, lint, ca
 .PHONY: test-full
 test-full: $(DEV_STAMP) $(BUILD_STAMP) lint ## as `test`, with the long versions (up to 80 minutes)
 	cargo test --locked --release -- --include-ignored
-	TANDEMKV_HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -m 'full or not full'
+	TANDEMKV_HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -m 'full or not full' --timeout=3600
 
 # --- measuring --------------------------------------------------------------------------------
 
