@@ -16,9 +16,9 @@ import tandemkv as tkv
 from tandemkv.cli import main
 from tandemkv.modes import ALIASES, MODES
 
-CONFIGS = Path(__file__).resolve().parents[1] / "examples" / "configs"
-LLAMA = str(CONFIGS / "llama-3.1-8b.json")
-EAGLE3 = str(CONFIGS / "llama-3.1-8b-eagle3.json")
+CONFIGS = Path(__file__).resolve().parent / "data" / "configs"
+LLAMA = str(CONFIGS / "meta-llama__Meta-Llama-3.1-8B.json")
+EAGLE3 = str(CONFIGS / "DRAFT__SpecForge__llama3-8B-eagle3.json")
 PUBLISHED = Path(__file__).parent / "data" / "configs"
 DEEPSEEK = str(PUBLISHED / "deepseek-ai__DeepSeek-V3.json")
 JAMBA = str(PUBLISHED / "ai21labs__Jamba-v0.1.json")

@@ -16,9 +16,9 @@ import tandemkv as tkv
 from tandemkv.cli import main
 from tandemkv.planning.html import plan_html
 
-CONFIGS = Path(__file__).resolve().parents[1] / "examples" / "configs"
-LLAMA = str(CONFIGS / "llama-3.1-8b.json")
-EAGLE3 = str(CONFIGS / "llama-3.1-8b-eagle3.json")
+CONFIGS = Path(__file__).resolve().parent / "data" / "configs"
+LLAMA = str(CONFIGS / "meta-llama__Meta-Llama-3.1-8B.json")
+EAGLE3 = str(CONFIGS / "DRAFT__SpecForge__llama3-8B-eagle3.json")
 PAIR = ["plan", "--model", LLAMA, "--draft", EAGLE3, "--spec", "eagle3:4"]
 
 Run = Callable[..., tuple[int, str, str]]
