@@ -7,24 +7,27 @@ compare with real ones only up to a bijection; every other number must be equal.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
+from reference.publishing import Publishing
+from reference.reading import Reading
+from reference.running import Running
 from reference.state import (
+    MAX_TOKEN,
+    NOT_TRIED,
+    REFUSED_NEVER,
+    REFUSED_NOW,
+    REFUSED_ROWS,
     Admission,
     Config,
     Request,
     Sequence,
-    SequencesOpen,
     cdiv,
     require,
 )
 from reference.tree import Block, Match, Tree
 
-REFUSED_NOW, REFUSED_NEVER, REFUSED_ROWS, NOT_TRIED = -1, -2, -3, -4
-MAX_TOKEN = 2**31
 
-
-class ReferenceLedger:
+class ReferenceLedger(Running, Publishing, Reading):
     """See docs/ledger.md: each method is one of its sections."""
 
     def __init__(self, config: Config) -> None:
@@ -244,243 +247,6 @@ class ReferenceLedger:
         if self.config.has_draft and item.draft_from < 0 and plan.hit > 0:
             self.counters["target_only_hits"] += 1
         return seq.handle
-
-    def grow(
-        self, step: int, items: list[tuple[int, int]], stop_at_first: bool = False
-    ) -> tuple[int, list[int]]:
-        """Items are (handle, width). Returns the number grown and `ok`."""
-        config = self.config
-        require(step in self.open_steps, "step is not open")
-        sequences = self._look_up([handle for handle, _ in items])
-        most = config.max_seq_len + config.extra_tokens + config.reserve_tokens + 1
-        for seq, (_, width) in zip(sequences, items, strict=True):
-            require(width >= 1, "width")
-            require(all(at < step for at, _ in seq.outstanding), "step already has a width")
-            room = seq.reach + seq.pending + width + config.extra_tokens
-            require(room <= most, "beyond max_seq_len")
-        ok: list[int] = []
-        for seq, (_, width) in zip(sequences, items, strict=True):
-            tried = not (stop_at_first and 0 in ok)
-            ok.append(int(tried and self._grow_one(step, seq, width)))
-        return sum(ok), ok
-
-    def _grow_one(self, step: int, seq: Sequence, width: int) -> bool:
-        room = seq.reach + seq.pending + width + self.config.extra_tokens
-        need = max(cdiv(room, self.config.tokens_per_block) - seq.num_blocks, 0)
-        if any(need > free + len(self.evictable()) for free in self.free):
-            self.counters["refused_grows"] += 1
-            return False
-        seq.private += self._take(need)
-        seq.outstanding.append((step, width))
-        self.counters["grown_blocks"] += need
-        return True
-
-    def advance(
-        self,
-        step: int,
-        items: list[tuple[int, tuple[int, ...], int]],
-        valid: list[list[int]] | None = None,
-    ) -> None:
-        """Items are (handle, tokens, count): the first `count` of the tokens are appended."""
-        require(1 <= step <= self.newest, "step was never begun")
-        sequences = self._look_up([handle for handle, _, _ in items])
-        rows: list[list[int] | None] = [None] * len(items) if valid is None else [*valid]
-        for seq, (_, tokens, count), ends in zip(sequences, items, rows, strict=True):
-            self._check_advance(step, seq, tokens, count, ends)
-        for seq, (_, tokens, count), ends in zip(sequences, items, rows, strict=True):
-            self._advance_one(seq, list(tokens[:count]), ends)
-
-    def _check_advance(
-        self, step: int, seq: Sequence, tokens: tuple[int, ...], count: int, ends: list[int] | None
-    ) -> None:
-        require(bool(seq.outstanding) and seq.outstanding[0][0] == step, "no width for the step")
-        require(0 <= count <= len(tokens), "count")
-        kept = self._publishes(seq)
-        in_range = all(0 <= t < MAX_TOKEN for t in tokens[:count])
-        require(not kept or in_range, "token out of range")
-        known, run = len(seq.tokens), seq.reach + seq.outstanding[0][1]
-        if count > 0:
-            require(known <= run, "the prompt has not been run to its end")
-            require(known + count - 1 <= run, "more tokens than ran")
-        require(known + count <= seq.max_total, "beyond max_total")
-        if ends is None:
-            return
-        for role, end in enumerate(ends):
-            if role in seq.used_roles:
-                require(seq.valid[role] <= end <= min(known + count, run), "valid")
-            else:
-                require(end == 0, "valid of a role that is not used")
-
-    def _advance_one(self, seq: Sequence, tokens: list[int], ends: list[int] | None) -> None:
-        _, width = seq.outstanding.pop(0)
-        history, reach = seq.history, seq.reach
-        seq.tokens += tokens
-        for role in seq.used_roles:
-            end = min(len(seq.tokens) - (len(tokens) > 0), history + width)
-            seq.valid[role] = max(seq.valid[role], end) if ends is None else ends[role]
-        self._publish_full_blocks(seq)
-        keep = cdiv(
-            seq.reach + seq.pending + self.config.extra_tokens, self.config.tokens_per_block
-        )
-        while seq.private and seq.num_blocks > keep:
-            self._give_up(seq.private.pop(), self._stamp())
-        self.counters["accepted_tokens"] += len(tokens)
-        self.counters["rewound_tokens"] += max(reach + width - seq.reach, 0)
-
-    def release(self, items: list[tuple[int, int]]) -> None:
-        """Items are (handle, publish)."""
-        sequences = self._look_up([handle for handle, _ in items])
-        for seq, (_, publish) in zip(sequences, items, strict=True):
-            before = self.protected()
-            end = seq.node
-            tail = self._publish_tail(seq) if publish and self.config.partial_reuse else None
-            if tail is not None:
-                before.add(id(tail))
-                end = tail
-            for pages in seq.private:
-                self._give_up(pages, self._stamp())
-            del self.sequences[seq.handle & 0xFFFFFFFF]
-            self._touch_unprotected(before, end)
-            self.counters["released"] += 1
-
-    # Publishing
-
-    def _publishes(self, seq: Sequence) -> bool:
-        return self.config.reuse and seq.scope >= 0
-
-    def _next_block(self, seq: Sequence, end: int, covered: int, is_partial: bool) -> Block:
-        """Build the block after those published; its text ends at position `end`."""
-        tpb, start = self.config.tokens_per_block, len(seq.path) * self.config.tokens_per_block
-        return Block(
-            scope=seq.scope,
-            parent=seq.node,
-            tokens=tuple(seq.tokens[start : min(start + tpb, end)]),
-            following=tuple(seq.tokens[start + tpb : end]),
-            covered=covered,
-            draft_valid=not self.config.has_draft or 0 <= seq.draft_from <= start,
-            pages=seq.private[0],
-            is_partial=is_partial,
-        )
-
-    def _publish_full_blocks(self, seq: Sequence) -> None:
-        tpb, lookahead = self.config.tokens_per_block, self.config.lookahead
-        while self._publishes(seq):
-            end = (len(seq.path) + 1) * tpb
-            if end > seq.history or end + lookahead > len(seq.tokens):
-                return
-            new = self._next_block(seq, end + lookahead, tpb, is_partial=False)
-            pages = seq.private.pop(0)
-            equal = self.tree.find_equal(new)
-            if equal is not None:
-                self._give_up(pages, self._stamp())
-                seq.node = equal
-                self.counters["rebased_blocks"] += 1
-            else:
-                self._enter(new)
-                seq.node = new
-
-    def _publish_tail(self, seq: Sequence) -> Block | None:
-        lookahead, start = self.config.lookahead, len(seq.path) * self.config.tokens_per_block
-        covered = min(seq.history, len(seq.tokens) - lookahead) - start
-        if not self._publishes(seq) or covered <= 0:
-            return None
-        tail = self._next_block(seq, start + covered + lookahead, covered, is_partial=True)
-        if self.tree.covers(tail):
-            return None
-        seq.private.pop(0)
-        self._enter(tail)
-        return tail
-
-    def _enter(self, new: Block) -> None:
-        protected = self.protected()
-        for old in self.tree.replaced_by(new, protected):
-            self.tree.remove(old)
-            self._give_up_cached(old, protected)
-        self.tree.insert(new)
-        self.counters["published_blocks"] += 1
-
-    # Reading
-
-    def _match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> Match:
-        if scope == -1 or not self.config.reuse:
-            return Match(0, ())
-        return self.tree.match(tokens, scope, draft_from)
-
-    def match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> int:
-        """Return the usable length for exactly these tokens."""
-        require(all(0 <= t < MAX_TOKEN for t in tokens), "token out of range")
-        require(scope >= -1, "scope")
-        require(draft_from >= -1, "draft_from")
-        require(self.config.has_draft or draft_from == -1, "no draft here")
-        return self._match(tokens, scope, draft_from).usable
-
-    def moves(self) -> list[tuple[int, int, int, int]]:
-        """Return the queued copies as (class, source, destination, tokens); consumed."""
-        queued, self.queued_moves = self.queued_moves, []
-        return [move for _, move in queued]
-
-    def table(self, handle: int) -> list[list[int]]:
-        """Per class, the sequence's pages in order."""
-        pages = self._look_up([handle])[0].pages()
-        return [[block[cls] for block in pages] for cls in range(self.num_classes)]
-
-    def sequence(self, handle: int) -> dict[str, Any]:
-        """Return the lengths of one sequence."""
-        seq = self._look_up([handle])[0]
-        return {
-            "known": len(seq.tokens),
-            "history": seq.history,
-            "reach": seq.reach,
-            "committed": len(seq.path) * self.config.tokens_per_block,
-            "capacity": seq.num_blocks * self.config.tokens_per_block,
-            "promise": seq.promise,
-            "valid": list(seq.valid),
-            "blocks": seq.num_blocks,
-            "outstanding": list(seq.outstanding),
-            "scope": seq.scope,
-            "draft_from": seq.draft_from,
-            "max_total": seq.max_total,
-        }
-
-    def stats(self) -> dict[str, Any]:
-        """Count by state per class; all counters but those of the tree's inner form."""
-        live = sum(len(seq.private) for seq in self.sequences.values())
-        classes = []
-        for cls, total in enumerate(self.config.num_pages):
-            counts = {
-                "total": total,
-                "reserved": 1,
-                "free": self.free[cls],
-                "fenced": sum(at == cls for at, _ in self.fenced),
-                "live": live,
-                "cached": len(self.tree.blocks),
-                "evictable": len(self.evictable()),
-            }
-            classes.append(counts)
-        names = (
-            "admitted refused_now refused_never refused_rows prompt_tokens hit_tokens "
-            "target_only_hits published_blocks rebased_blocks evicted_blocks copied_blocks "
-            "grown_blocks refused_grows accepted_tokens rewound_tokens released"
-        )
-        return {
-            "classes": classes,
-            "open_sequences": len(self.sequences),
-            "promised": sum(seq.promise for seq in self.sequences.values()),
-            "open_steps": len(self.open_steps),
-            "newest_step": self.newest,
-            "cached_blocks": len(self.tree.blocks),
-            **{name: self.counters[name] for name in names.split()},
-        }
-
-    def reset_reuse_state(self) -> None:
-        """Give up every cached block."""
-        if self.sequences:
-            raise SequencesOpen(len(self.sequences))
-        protected = self.protected()
-        for block in self.tree.blocks:
-            self._give_up_cached(block, protected)
-        self.tree.blocks.clear()
-        self.copies.clear()
 
     def _look_up(self, handles: list[int]) -> list[Sequence]:
         require(len(set(handles)) == len(handles), "repeated handle")

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from reference.tree import Block
 
 TARGET, DRAFT = 0, 1
+REFUSED_NOW, REFUSED_NEVER, REFUSED_ROWS, NOT_TRIED = -1, -2, -3, -4
+MAX_TOKEN = 2**31
 
 
 class Misuse(Exception):  # noqa: N818 - named after what it reports

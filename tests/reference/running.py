@@ -1,0 +1,103 @@
+"""`grow` and `advance` of the reference ledger: see docs/ledger.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reference.state import MAX_TOKEN, Sequence, cdiv, require
+
+if TYPE_CHECKING:
+    from reference.ledger import ReferenceLedger
+
+
+class Running:
+    """What `ReferenceLedger` does to run a step of its sequences."""
+
+    def grow(
+        self: ReferenceLedger, step: int, items: list[tuple[int, int]], stop_at_first: bool = False
+    ) -> tuple[int, list[int]]:
+        """Items are (handle, width). Returns the number grown and `ok`."""
+        config = self.config
+        require(step in self.open_steps, "step is not open")
+        sequences = self._look_up([handle for handle, _ in items])
+        most = config.max_seq_len + config.extra_tokens + config.reserve_tokens + 1
+        for seq, (_, width) in zip(sequences, items, strict=True):
+            require(width >= 1, "width")
+            require(all(at < step for at, _ in seq.outstanding), "step already has a width")
+            room = seq.reach + seq.pending + width + config.extra_tokens
+            require(room <= most, "beyond max_seq_len")
+        ok: list[int] = []
+        for seq, (_, width) in zip(sequences, items, strict=True):
+            tried = not (stop_at_first and 0 in ok)
+            ok.append(int(tried and self._grow_one(step, seq, width)))
+        return sum(ok), ok
+
+    def _grow_one(self: ReferenceLedger, step: int, seq: Sequence, width: int) -> bool:
+        room = seq.reach + seq.pending + width + self.config.extra_tokens
+        need = max(cdiv(room, self.config.tokens_per_block) - seq.num_blocks, 0)
+        if any(need > free + len(self.evictable()) for free in self.free):
+            self.counters["refused_grows"] += 1
+            return False
+        seq.private += self._take(need)
+        seq.outstanding.append((step, width))
+        self.counters["grown_blocks"] += need
+        return True
+
+    def advance(
+        self: ReferenceLedger,
+        step: int,
+        items: list[tuple[int, tuple[int, ...], int]],
+        valid: list[list[int]] | None = None,
+    ) -> None:
+        """Items are (handle, tokens, count): the first `count` of the tokens are appended."""
+        require(1 <= step <= self.newest, "step was never begun")
+        sequences = self._look_up([handle for handle, _, _ in items])
+        rows: list[list[int] | None] = [None] * len(items) if valid is None else [*valid]
+        for seq, (_, tokens, count), ends in zip(sequences, items, rows, strict=True):
+            self._check_advance(step, seq, tokens, count, ends)
+        for seq, (_, tokens, count), ends in zip(sequences, items, rows, strict=True):
+            self._advance_one(seq, list(tokens[:count]), ends)
+
+    def _check_advance(
+        self: ReferenceLedger,
+        step: int,
+        seq: Sequence,
+        tokens: tuple[int, ...],
+        count: int,
+        ends: list[int] | None,
+    ) -> None:
+        require(bool(seq.outstanding) and seq.outstanding[0][0] == step, "no width for the step")
+        require(0 <= count <= len(tokens), "count")
+        kept = self._publishes(seq)
+        in_range = all(0 <= t < MAX_TOKEN for t in tokens[:count])
+        require(not kept or in_range, "token out of range")
+        known, run = len(seq.tokens), seq.reach + seq.outstanding[0][1]
+        if count > 0:
+            require(known <= run, "the prompt has not been run to its end")
+            require(known + count - 1 <= run, "more tokens than ran")
+        require(known + count <= seq.max_total, "beyond max_total")
+        if ends is None:
+            return
+        for role, end in enumerate(ends):
+            if role in seq.used_roles:
+                require(seq.valid[role] <= end <= min(known + count, run), "valid")
+            else:
+                require(end == 0, "valid of a role that is not used")
+
+    def _advance_one(
+        self: ReferenceLedger, seq: Sequence, tokens: list[int], ends: list[int] | None
+    ) -> None:
+        _, width = seq.outstanding.pop(0)
+        history, reach = seq.history, seq.reach
+        seq.tokens += tokens
+        for role in seq.used_roles:
+            end = min(len(seq.tokens) - (len(tokens) > 0), history + width)
+            seq.valid[role] = max(seq.valid[role], end) if ends is None else ends[role]
+        self._publish_full_blocks(seq)
+        keep = cdiv(
+            seq.reach + seq.pending + self.config.extra_tokens, self.config.tokens_per_block
+        )
+        while seq.private and seq.num_blocks > keep:
+            self._give_up(seq.private.pop(), self._stamp())
+        self.counters["accepted_tokens"] += len(tokens)
+        self.counters["rewound_tokens"] += max(reach + width - seq.reach, 0)
