@@ -17,6 +17,14 @@ def _i32(values: list[int]) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
+def _arguments(config: Config) -> dict[str, Any]:
+    arguments = {**asdict(config), "num_pages": list(config.num_pages)}
+    for name in ("lifetimes", "max_step_tokens", "num_blocks", "snapshot_interval"):
+        if not arguments[name]:
+            del arguments[name]
+    return arguments
+
+
 def _i64(values: list[int]) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
@@ -35,7 +43,7 @@ class CoreLedger:
         self.config = config
         self.flat = flat
         self.dtype = dtype
-        self.core = _core.Ledger(**{**asdict(config), "num_pages": list(config.num_pages)})
+        self.core = _core.Ledger(**_arguments(config))
         self.num_classes = len(config.num_pages)
 
     def begin_step(self, now: float) -> int:
@@ -127,6 +135,8 @@ class CoreLedger:
     def stats(self) -> dict[str, Any]:
         stats = dict(self.core.stats())
         del stats["nodes"]  # runs of blocks, which only the core has
+        for name in ("evicted_side_pages", "snapshots"):
+            stats.setdefault(name, 0)
         return stats
 
     def reset_reuse_state(self) -> None:

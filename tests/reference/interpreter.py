@@ -180,8 +180,7 @@ class Comparison:
                 self._check_pages(cls, pages, row[: len(pages)].tolist())
 
     def _forget_dead_pages(self, cls: int) -> None:
-        live = {pages[cls] for seq in self.model.sequences.values() for pages in seq.private}
-        live |= {block.pages[cls] for block in self.model.tree.blocks}
+        live = {*self.model.private_pages(cls), *self.model.cached_pages(cls)}
         known = self.pages[cls]
         self.pages[cls] = {page: known[page] for page in known.keys() & live}
 
@@ -189,6 +188,9 @@ class Comparison:
         known = self.pages[cls]
         owner = {page: name for name, page in known.items()}
         for name, page in zip(model_pages, core_pages, strict=True):
+            assert (name == 0) == (page == 0), f"core page {page}, reference page {name}"
+            if name == 0:
+                continue
             assert 0 < page < self.config.num_pages[cls], f"page {page} is not usable"
             assert known.setdefault(name, page) == page, f"page {page} is not the shared one"
             assert owner.setdefault(page, name) == name, f"page {page} has two owners"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference.state import Sequence
+from reference.state import Request, Sequence
 from reference.tree import Block
 
 if TYPE_CHECKING:
@@ -19,18 +19,54 @@ class Publishing:
         sequences = self._look_up([handle for handle, _ in items])
         for seq, (_, publish) in zip(sequences, items, strict=True):
             before = self.protected()
-            end = seq.node
             tail = self._publish_tail(seq) if publish and self.config.partial_reuse else None
             if tail is not None:
                 before.add(id(tail))
-                end = tail
+            end = seq.node if tail is None else tail
+            for cls in self.state_classes:
+                self._leave_state(seq, cls, tail, bool(publish))
             for pages in seq.private:
                 self._give_up(pages, self._stamp())
+            for cls in self.cross_classes:
+                for _ in seq.own[cls]:
+                    self._give_up_page(cls, self._stamp())
             del self.sequences[seq.handle & 0xFFFFFFFF]
             self._touch_unprotected(before, end)
+            for cls in self.windowed_classes:
+                for block in end.path() if end is not None else []:
+                    if (cls, block) in seq.pins:
+                        self._enqueue(cls, block)
             self.counters["released"] += 1
 
-    def _publishes(self: ReferenceLedger, seq: Sequence) -> bool:
+    def _leave_state(
+        self: ReferenceLedger, seq: Sequence, cls: int, tail: Block | None, publish: bool
+    ) -> None:
+        """Make the state a snapshot if the published text ends where the state does."""
+        [page] = seq.own[cls]
+        end = len(seq.path) * self.config.tokens_per_block + (tail.covered if tail else 0)
+        block = seq.node if tail is None else tail
+        fits = publish and seq.is_settled and end == seq.history
+        if block is None or not fits or not self._may_have_snapshot(cls, block, block.covered):
+            self._give_up_page(cls, self._stamp())
+            return
+        self._set_snapshot(cls, block, page, block.covered)
+        self._enqueue(cls, block)
+
+    def _may_have_snapshot(self: ReferenceLedger, cls: int, block: Block, tokens: int) -> bool:
+        """Tell whether a snapshot for `tokens` tokens of the block would be new and could stay."""
+        return block.snapshots.get(cls, 0) < tokens and not self.is_pinned(cls, block)
+
+    def _set_snapshot(
+        self: ReferenceLedger, cls: int, block: Block, page: int, tokens: int
+    ) -> None:
+        """Put a snapshot into the tree; the one that it replaces is given up."""
+        if block.pages[cls]:
+            self._give_up_side(cls, block)
+        block.pages[cls], block.snapshots[cls] = page, tokens
+        self.counters["snapshots"] += 1
+
+    def publishes(self: ReferenceLedger, seq: Sequence | Request) -> bool:
+        """Tell whether what is computed for a sequence may enter the tree."""
         return self.config.reuse and seq.scope >= 0
 
     def _next_block(
@@ -45,13 +81,13 @@ class Publishing:
             following=tuple(seq.tokens[start + tpb : end]),
             covered=covered,
             draft_valid=not self.config.has_draft or 0 <= seq.draft_from <= start,
-            pages=seq.private[0],
+            pages=list(seq.private[0]),
             is_partial=is_partial,
         )
 
     def _publish_full_blocks(self: ReferenceLedger, seq: Sequence) -> None:
         tpb, lookahead = self.config.tokens_per_block, self.config.lookahead
-        while self._publishes(seq):
+        while self.publishes(seq):
             end = (len(seq.path) + 1) * tpb
             if end > seq.history or end + lookahead > len(seq.tokens):
                 return
@@ -59,29 +95,69 @@ class Publishing:
             pages = seq.private.pop(0)
             equal = self.tree.find_equal(new)
             if equal is not None:
-                self._give_up(pages, self._stamp())
-                seq.node = equal
-                self.counters["rebased_blocks"] += 1
+                self._rebase(seq, pages, equal)
             else:
                 self._enter(new)
+                self._pin_pages(seq, new)
                 seq.node = new
+
+    def _pin_pages(self: ReferenceLedger, seq: Sequence, block: Block) -> None:
+        for cls in self.windowed_classes:
+            if block.pages[cls]:
+                seq.pins.append((cls, block))
+                self._dequeue(cls, block)
+
+    def _rebase(self: ReferenceLedger, seq: Sequence, pages: list[int], equal: Block) -> None:
+        """Continue on an equal block of the tree; see "Publishing"."""
+        for cls in self.full_classes:
+            self._give_up_page(cls, self._stamp())
+        ordinal = len(seq.path)
+        for cls in self.windowed_classes:
+            theirs, ours = equal.pages[cls], pages[cls]
+            if theirs and ours:
+                self._give_up_page(cls, self._stamp())
+            elif ours:
+                equal.pages[cls] = ours
+            if ours or (theirs and self._is_kept(cls, ordinal, seq.history)):
+                seq.pins.append((cls, equal))
+                self._dequeue(cls, equal)
+        seq.node = equal
+        self.counters["rebased_blocks"] += 1
 
     def _publish_tail(self: ReferenceLedger, seq: Sequence) -> Block | None:
         lookahead, start = self.config.lookahead, len(seq.path) * self.config.tokens_per_block
         covered = min(seq.history, len(seq.tokens) - lookahead) - start
-        if not self._publishes(seq) or covered <= 0:
+        if not self.publishes(seq) or covered <= 0:
             return None
         tail = self._next_block(seq, start + covered + lookahead, covered, is_partial=True)
         if self.tree.covers(tail):
             return None
         seq.private.pop(0)
         self._enter(tail)
+        self._pin_pages(seq, tail)
         return tail
 
     def _enter(self: ReferenceLedger, new: Block) -> None:
         protected = self.protected()
         for old in self.tree.replaced_by(new, protected):
             self.tree.remove(old)
+            for cls in self.state_classes:
+                self._pass_snapshot_on(cls, old, new)
             self._give_up_cached(old, protected)
         self.tree.insert(new)
         self.counters["published_blocks"] += 1
+
+    def _pass_snapshot_on(self: ReferenceLedger, cls: int, old: Block, new: Block) -> None:
+        """Keep the snapshot of a partial block that is dropped, if it is the best of them."""
+        queue = self.queues[cls]
+        if not old.pages[cls]:
+            return
+        if new.pages[cls]:
+            theirs = (new.snapshots[cls], queue.index(new))
+            if theirs > (old.snapshots[cls], queue.index(old)):
+                return
+            self._give_up_side(cls, new)
+        new.pages[cls], new.snapshots[cls] = old.pages[cls], old.snapshots[cls]
+        new.side_stamps[cls] = old.side_stamps[cls]
+        queue[queue.index(old)] = new
+        old.pages[cls] = 0

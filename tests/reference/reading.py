@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reference.state import MAX_TOKEN, SequencesOpen, require
+from reference.state import MAX_TOKEN, Sequence, SequencesOpen, require
 from reference.tree import Match
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class Reading:
         require(scope >= -1, "scope")
         require(draft_from >= -1, "draft_from")
         require(self.config.has_draft or draft_from == -1, "no draft here")
-        return self._match(tokens, scope, draft_from).usable
+        match = self._match(tokens, scope, draft_from)
+        return self._accepted(match.path, match.usable)
 
     def moves(self: ReferenceLedger) -> list[tuple[int, int, int, int]]:
         """Return the queued copies as (class, source, destination, tokens); consumed."""
@@ -36,8 +37,27 @@ class Reading:
 
     def table(self: ReferenceLedger, handle: int) -> list[list[int]]:
         """Per class, the sequence's pages in order."""
-        pages = self._look_up([handle])[0].pages()
-        return [[block[cls] for block in pages] for cls in range(self.num_classes)]
+        [seq] = self._look_up([handle])
+        return [self.columns(seq, cls) for cls in range(self.num_classes)]
+
+    def columns(self: ReferenceLedger, seq: Sequence, cls: int) -> list[int]:
+        """Return a sequence's pages in one class, 0 where it has none."""
+        if cls in seq.own:
+            return seq.own[cls]
+        is_side = cls in self.side_classes
+        shared = [b.pages[cls] if not is_side or (cls, b) in seq.pins else 0 for b in seq.path]
+        return shared + [pages[cls] for pages in seq.private]
+
+    def private_pages(self: ReferenceLedger, cls: int) -> list[int]:
+        """Return the pages of a class that open sequences own."""
+        pages: list[int] = []
+        for seq in self.sequences.values():
+            pages += seq.own.get(cls, [block[cls] for block in seq.private])
+        return [page for page in pages if page]
+
+    def cached_pages(self: ReferenceLedger, cls: int) -> list[int]:
+        """Return the pages of a class that blocks of the tree own."""
+        return [block.pages[cls] for block in self.tree.blocks if block.pages[cls]]
 
     def sequence(self: ReferenceLedger, handle: int) -> dict[str, Any]:
         """Return the lengths of one sequence."""
@@ -48,7 +68,7 @@ class Reading:
             "reach": seq.reach,
             "committed": len(seq.path) * self.config.tokens_per_block,
             "capacity": seq.num_blocks * self.config.tokens_per_block,
-            "promise": seq.promise,
+            "promise": self._promise_of_blocks(seq),
             "valid": list(seq.valid),
             "blocks": seq.num_blocks,
             "outstanding": list(seq.outstanding),
@@ -59,7 +79,6 @@ class Reading:
 
     def stats(self: ReferenceLedger) -> dict[str, Any]:
         """Count by state per class; all counters but those of the tree's inner form."""
-        live = sum(len(seq.private) for seq in self.sequences.values())
         classes = []
         for cls, total in enumerate(self.config.num_pages):
             counts = {
@@ -67,25 +86,29 @@ class Reading:
                 "reserved": 1,
                 "free": self.free[cls],
                 "fenced": sum(at == cls for at, _ in self.fenced),
-                "live": live,
-                "cached": len(self.tree.blocks),
-                "evictable": len(self.evictable()),
+                "live": len(self.private_pages(cls)),
+                "cached": len(self.cached_pages(cls)),
+                "evictable": len(self.evictable_in(cls)),
             }
             classes.append(counts)
         names = (
             "admitted refused_now refused_never refused_rows prompt_tokens hit_tokens "
             "target_only_hits published_blocks rebased_blocks evicted_blocks copied_blocks "
-            "grown_blocks refused_grows accepted_tokens rewound_tokens released"
+            "grown_blocks refused_grows accepted_tokens rewound_tokens released "
+            "evicted_side_pages snapshots"
         )
         return {
             "classes": classes,
             "open_sequences": len(self.sequences),
-            "promised": sum(seq.promise for seq in self.sequences.values()),
+            "promised": sum(map(self._promise_of_blocks, self.sequences.values())),
             "open_steps": len(self.open_steps),
             "newest_step": self.newest,
             "cached_blocks": len(self.tree.blocks),
             **{name: self.counters[name] for name in names.split()},
         }
+
+    def _promise_of_blocks(self: ReferenceLedger, seq: Sequence) -> int:
+        return self.promise(seq, self.full_classes[0]) if self.full_classes else 0
 
     def reset_reuse_state(self: ReferenceLedger) -> None:
         """Give up every cached block."""

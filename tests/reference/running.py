@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference.state import MAX_TOKEN, Sequence, cdiv, require
+from reference.state import MAX_TOKEN, Copy, Sequence, cdiv, require
 
 if TYPE_CHECKING:
     from reference.ledger import ReferenceLedger
@@ -35,13 +35,36 @@ class Running:
     def _grow_one(self: ReferenceLedger, step: int, seq: Sequence, width: int) -> bool:
         room = seq.reach + seq.pending + width + self.config.extra_tokens
         need = max(cdiv(room, self.config.tokens_per_block) - seq.num_blocks, 0)
-        if any(need > free + len(self.evictable()) for free in self.free):
+        if not self.has_room(self.block_needs(need, self.publishes(seq))):
             self.counters["refused_grows"] += 1
             return False
-        seq.private += self._take(need)
+        seq.private += self._take(need, self.publishes(seq))
+        for cls in self.state_classes:
+            self._snapshot(step, seq, cls)
         seq.outstanding.append((step, width))
         self.counters["grown_blocks"] += need
         return True
+
+    def _snapshot(self: ReferenceLedger, step: int, seq: Sequence, cls: int) -> None:
+        """Copy the state into the tree before the step writes it, if that is due and possible."""
+        tpb, interval, block = self.config.tokens_per_block, self.config.snapshot_interval, seq.node
+        is_due = (
+            block is not None
+            and seq.is_settled
+            and seq.history == len(seq.path) * tpb
+            and interval > 0
+            and seq.history % interval == 0
+        )
+        if block is None or not is_due or not self._may_have_snapshot(cls, block, tpb):
+            return
+        needs = [int(other == cls) for other in range(len(self.lifetimes))]
+        if not self.has_room(needs):
+            return
+        self._make_room(needs)
+        page = self._take_page(cls)
+        self._set_snapshot(cls, block, page, tpb)
+        self.copies.append(Copy(step, block, (cls,)))
+        self.queued_moves.append((step, (cls, seq.own[cls][0], page, 1)))
 
     def advance(
         self: ReferenceLedger,
@@ -68,7 +91,7 @@ class Running:
     ) -> None:
         require(bool(seq.outstanding) and seq.outstanding[0][0] == step, "no width for the step")
         require(0 <= count <= len(tokens), "count")
-        kept = self._publishes(seq)
+        kept = self.publishes(seq)
         in_range = all(0 <= t < MAX_TOKEN for t in tokens[:count])
         require(not kept or in_range, "token out of range")
         known, run = len(seq.tokens), seq.reach + seq.outstanding[0][1]
@@ -99,5 +122,18 @@ class Running:
         )
         while seq.private and seq.num_blocks > keep:
             self._give_up(seq.private.pop(), self._stamp())
+        for cls in self.windowed_classes:
+            self._prune(seq, cls)
         self.counters["accepted_tokens"] += len(tokens)
         self.counters["rewound_tokens"] += max(reach + width - seq.reach, 0)
+
+    def _prune(self: ReferenceLedger, seq: Sequence, cls: int) -> None:
+        """Give up the pages of a windowed class that the history has left behind."""
+        for ordinal, block in enumerate(seq.path):
+            if (cls, block) in seq.pins and not self._is_kept(cls, ordinal, seq.history):
+                seq.pins.remove((cls, block))
+                self._enqueue(cls, block)
+        for ordinal, pages in enumerate(seq.private, start=len(seq.path)):
+            if pages[cls] and not self._is_kept(cls, ordinal, seq.history):
+                self._give_up_page(cls, self._stamp())
+                pages[cls] = 0

@@ -45,11 +45,22 @@ class Config:
     reuse: bool = True
     partial_reuse: bool = True
     same_stream: bool = False
+    lifetimes: tuple[tuple[str, int, int], ...] | None = None
+    max_step_tokens: int = 0
+    num_blocks: int | None = None
+    snapshot_interval: int = 0
 
 
 @dataclass(eq=False)
 class Sequence:
-    """An open sequence. `private` holds, per unpublished block, its page in each class."""
+    """An open sequence.
+
+    Attributes:
+        private: per unpublished block, its page in each class (0: none).
+        pins: the (class, block) of the tree whose side page stands in its row.
+        own: the pages of its state and cross-attention classes, by class.
+
+    """
 
     handle: int
     scope: int
@@ -61,6 +72,8 @@ class Sequence:
     private: list[list[int]]
     prompt_blocks: int
     outstanding: list[tuple[int, int]] = field(default_factory=list)
+    pins: list[tuple[int, Block]] = field(default_factory=list)
+    own: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def promise(self) -> int:
@@ -91,21 +104,50 @@ class Sequence:
         """The sum of the recorded widths."""
         return sum(width for _, width in self.outstanding)
 
-    def pages(self) -> list[list[int]]:
-        """Return its page in each class, block after block."""
-        return [block.pages for block in self.path] + self.private
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is in flight and all roles it uses end at one length."""
+        return not self.outstanding and all(
+            self.valid[role] == self.history for role in self.used_roles
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A copy that `step` runs, from a block of the tree or into a snapshot of it.
+
+    `classes` are those side classes in which it pins the block's page.
+    """
+
+    step: int
+    block: Block
+    classes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What one item of `admit` would take."""
+    """What one item of `admit` would take.
+
+    Attributes:
+        shared: the blocks of the tree that it would stand on.
+        pins: the (class, block) of those whose side page it would hold.
+        source: the block that it would copy from, in the classes `copied`.
+        need: new blocks now.
+        needs: new pages now, per class.
+        wholes: new pages for the whole prompt, per class.
+
+    """
 
     hit: int
     shared: list[Block]
+    pins: list[tuple[int, Block]]
     source: Block | None
+    copied: list[int]
     width: int
     need: int
     whole: int
+    needs: list[int]
+    wholes: list[int]
 
 
 def cdiv(a: int, b: int) -> int:

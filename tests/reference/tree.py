@@ -18,9 +18,11 @@ class Block:
         tokens: its own tokens, `tokens_per_block` of them or fewer in a partial tail.
         following: the tokens kept after them: D for a full block, up to D - 1 for a tail.
         covered: tokens whose KV its pages hold.
-        pages: its page in each class.
+        pages: its page in each class; 0 where it has none.
         last_use: the tick at which it was last let go.
         stamp: the newest step begun at that moment.
+        snapshots: in each state class with a page, the tokens of the block that the state covers.
+        side_stamps: in each windowed and state class, the stamp of its page's last pin.
 
     """
 
@@ -35,6 +37,8 @@ class Block:
     last_use: int = 0
     stamp: int = 0
     children: list[Block] = field(default_factory=list)
+    snapshots: dict[int, int] = field(default_factory=dict)
+    side_stamps: dict[int, int] = field(default_factory=dict)
 
     @property
     def text(self) -> tuple[int, ...]:

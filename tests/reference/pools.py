@@ -1,0 +1,158 @@
+"""Fences, pins and eviction of the reference ledger: see docs/ledger.md and docs/groups.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reference.tree import Block
+
+if TYPE_CHECKING:
+    from reference.ledger import ReferenceLedger
+
+
+class Pools:
+    """What `ReferenceLedger` does with pages."""
+
+    # Fences
+
+    def _stamp(self: ReferenceLedger) -> int:
+        return 0 if self.config.same_stream else self.newest
+
+    def _fence_is_open(self: ReferenceLedger, stamp: int) -> bool:
+        return any(step <= stamp for step in self.open_steps)
+
+    def _give_up_page(self: ReferenceLedger, cls: int, stamp: int) -> None:
+        # A record is no memory, so no step can touch it.
+        if self._fence_is_open(stamp) and cls != self.record_class:
+            self.fenced.append((cls, stamp))
+        else:
+            self.free[cls] += 1
+
+    def _give_up(self: ReferenceLedger, pages: list[int], stamp: int) -> None:
+        """Give up the pages of one block, in the classes where it has one."""
+        for cls, page in enumerate(pages):
+            if page:
+                self._give_up_page(cls, stamp)
+
+    def _give_up_cached(self: ReferenceLedger, block: Block, protected: set[int]) -> None:
+        """Give up the pages of a block that leaves the tree for another reason than eviction."""
+        for cls, page in enumerate(block.pages):
+            if page and cls in self.side_classes:
+                self._give_up_side(cls, block)
+            elif page:
+                is_idle = id(block) not in protected and not self._fence_is_open(block.stamp)
+                self._give_up_page(cls, 0 if is_idle else self._stamp())
+
+    def _give_up_side(self: ReferenceLedger, cls: int, block: Block) -> None:
+        """Give up a side page for another reason than eviction."""
+        is_idle = not self.is_pinned(cls, block) and not self._fence_is_open(block.side_stamps[cls])
+        self._give_up_page(cls, 0 if is_idle else self._stamp())
+        self._forget_side(cls, block)
+
+    def _forget_side(self: ReferenceLedger, cls: int, block: Block) -> None:
+        block.pages[cls] = 0
+        block.snapshots.pop(cls, None)
+        if block in self.queues[cls]:
+            self.queues[cls].remove(block)
+
+    # Protection and pins
+
+    def protected(self: ReferenceLedger) -> set[int]:
+        """Return the `id()` of every block that a sequence or a pending copy needs."""
+        ends = [seq.node for seq in self.sequences.values()] + [copy.block for copy in self.copies]
+        return {id(block) for end in ends if end is not None for block in end.path()}
+
+    def is_pinned(self: ReferenceLedger, cls: int, block: Block) -> bool:
+        """Tell whether a sequence or a pending copy needs the side page of a block."""
+        held = any((cls, block) in seq.pins for seq in self.sequences.values())
+        return held or any(copy.block is block and cls in copy.classes for copy in self.copies)
+
+    def _dequeue(self: ReferenceLedger, cls: int, block: Block) -> None:
+        """Take a side page that was pinned out of the queue."""
+        if block in self.queues[cls]:
+            self.queues[cls].remove(block)
+
+    def _enqueue(self: ReferenceLedger, cls: int, block: Block) -> None:
+        """Queue a side page that entered the tree or lost a pin, if nothing pins it."""
+        if block.pages[cls] and not self.is_pinned(cls, block):
+            block.side_stamps[cls] = self._stamp()
+            self.queues[cls].append(block)
+
+    def _touch_unprotected(self: ReferenceLedger, before: set[int], end: Block | None) -> None:
+        """End one use of the path down to `end`: one tick for all it leaves unprotected."""
+        self.tick += 1
+        after = self.protected()
+        for block in end.path() if end is not None else []:
+            if id(block) in before and id(block) not in after:
+                block.last_use, block.stamp = self.tick, self._stamp()
+
+    # Eviction
+
+    def evictable(self: ReferenceLedger) -> list[Block]:
+        """Return the blocks that could be evicted now, leaves first or not."""
+        protected = self.protected()
+        return [
+            block
+            for block in self.tree.blocks
+            if id(block) not in protected and not self._fence_is_open(block.stamp)
+        ]
+
+    def evictable_side(self: ReferenceLedger, cls: int) -> list[Block]:
+        """Return the blocks whose side page could be evicted now, in the order of the queue."""
+        return [b for b in self.queues[cls] if not self._fence_is_open(b.side_stamps[cls])]
+
+    def evictable_in(self: ReferenceLedger, cls: int) -> list[Block]:
+        """Return the blocks whose page in this class could be evicted now."""
+        if cls in self.side_classes:
+            return self.evictable_side(cls)
+        return self.evictable() if cls in self.full_classes else []
+
+    def has_room(self: ReferenceLedger, needs: list[int]) -> bool:
+        """Tell whether a need per class can be met now."""
+        return all(
+            need <= self.free[cls] + len(self.evictable_in(cls)) for cls, need in enumerate(needs)
+        )
+
+    def _make_room(self: ReferenceLedger, needs: list[int]) -> None:
+        """Evict until the pages of each class are free; the caller has checked that it fits."""
+        while any(self.free[cls] < needs[cls] for cls in self.full_classes):
+            leaves = [block for block in self.evictable() if not block.children]
+            unclaimed = [block for block in leaves if id(block) not in self.claimed]
+            victim = min(unclaimed or leaves, key=lambda block: block.last_use)
+            self.tree.remove(victim)
+            for cls, page in enumerate(victim.pages):
+                self.free[cls] += page != 0
+            for cls in self.side_classes:
+                self._forget_side(cls, victim)
+            self.counters["evicted_blocks"] += 1
+        for cls in self.side_classes:
+            while self.free[cls] < needs[cls]:
+                ready = self.evictable_side(cls)
+                unclaimed = [b for b in ready if (cls, id(b)) not in self.claimed_side]
+                self._forget_side(cls, (unclaimed or ready)[0])
+                self.free[cls] += 1
+                self.counters["evicted_side_pages"] += 1
+
+    # Taking
+
+    def block_needs(self: ReferenceLedger, count: int, publishes: bool) -> list[int]:
+        """Return the pages per class that `count` new blocks of a sequence take."""
+        needs = [0] * len(self.lifetimes)
+        for cls in [*self.full_classes, *self.windowed_classes]:
+            needs[cls] = count if publishes or cls != self.record_class else 0
+        return needs
+
+    def _take(self: ReferenceLedger, count: int, publishes: bool) -> list[list[int]]:
+        """Take the pages of `count` blocks, evicting as needed."""
+        needs = self.block_needs(count, publishes)
+        self._make_room(needs)
+        return [
+            [self._take_page(cls) if need else 0 for cls, need in enumerate(needs)]
+            for _ in range(count)
+        ]
+
+    def _take_page(self: ReferenceLedger, cls: int) -> int:
+        assert self.free[cls] > 0
+        self.free[cls] -= 1
+        self.next_page += 1
+        return self.next_page
