@@ -17,6 +17,7 @@ EXPECTED_OUTCOMES = {
     *(f"{name}" for name in ("begin_step", "complete_step", "admit", "grow", "advance")),
     *(f"{name}" for name in ("release", "match", "moves", "reset_reuse_state")),
     *(f"{name} error" for name in ("begin_step", "complete_step", "admit", "grow", "advance")),
+    *("fork", "fork error", "fork -1", "fork -3", "unpublished pages shared"),
     *(f"{name} error" for name in ("release", "reset_reuse_state")),
     *(f"admit {reason}" for reason in (-1, -2, -3, -4)),
     *("grow refused", "moves queued", "updates too small"),
@@ -24,6 +25,7 @@ EXPECTED_OUTCOMES = {
 EXPECTED_COUNTERS = {
     *("hit_tokens", "target_only_hits", "published_blocks", "rebased_blocks", "evicted_blocks"),
     *("copied_blocks", "grown_blocks", "accepted_tokens", "rewound_tokens", "released"),
+    *("forked", "refused_forks"),
 }
 
 

@@ -250,6 +250,12 @@ class Ledger:
         `tokens` has `count[i]` tokens per sequence: in the rows of `[n, m]`, or one after the other
         in `[sum(count)]`.
         """
+    def fork(self, step: int, handle: _I64, out: _I64) -> int:
+        """Make a new sequence per item that continues `handle[i]`; return how many there are.
+
+        `out[i]` becomes its handle, or the negative reason of a refusal as in `admit`. The same
+        parent may be given several times; one that runs a step not yet advanced is an error.
+        """
     def release(self, handle: _I64, publish: _U8) -> None: ...
     def match(self, tokens: _Tokens, scope: int = 0, draft_from: int | None = None) -> int: ...
     def moves(self, out: _I32) -> int: ...
@@ -266,10 +272,11 @@ class Ledger:
 
         `classes`: a list with `total`, `reserved`, `free`, `fenced`, `live`, `cached`,
         `evictable` (part of cached) per class; `open_sequences`, `promised`, `open_steps`,
-        `newest_step`, `nodes`, `cached_blocks`, and the counters `admitted`, `refused_now`,
-        `refused_never`, `refused_rows`, `prompt_tokens`, `hit_tokens`, `target_only_hits`,
-        `published_blocks`, `rebased_blocks`, `evicted_blocks`, `copied_blocks`, `grown_blocks`,
-        `refused_grows`, `accepted_tokens`, `rewound_tokens`, `released`.
+        `newest_step`, `nodes`, `cached_blocks`, and the counters `admitted`, `forked`,
+        `refused_forks`, `refused_now`, `refused_never`, `refused_rows`, `prompt_tokens`,
+        `hit_tokens`, `target_only_hits`, `published_blocks`, `rebased_blocks`, `evicted_blocks`,
+        `copied_blocks`, `grown_blocks`, `refused_grows`, `accepted_tokens`, `rewound_tokens`,
+        `released`. Unpublished pages that forks share are counted once.
 
         `accepted_tokens` counts every token that `advance` appended: accepted draft tokens, bonus
         tokens and those sampled after a prompt. `rewound_tokens` counts positions that ran and

@@ -72,8 +72,8 @@ class Admitting:
     def _admit_one(
         self: ReferenceLedger, step: int, item: Request, match: Match
     ) -> tuple[int, int]:
-        free_rows = [r for r in range(self.config.max_sequences) if r not in self.sequences]
-        if not free_rows:
+        row = self._free_row()
+        if row is None:
             self.counters["refused_rows"] += 1
             return REFUSED_ROWS, 0
         if any(self._worst(cls, item) > usable for cls, usable in enumerate(self.usable)):
@@ -85,7 +85,11 @@ class Admitting:
         if not self._fits(plan):
             self.counters["refused_now"] += 1
             return REFUSED_NOW, 0
-        return self._act(step, item, plan, free_rows[0]), plan.hit
+        return self._act(step, item, plan, row), plan.hit
+
+    def _free_row(self: ReferenceLedger) -> int | None:
+        rows = range(self.config.max_sequences)
+        return next((row for row in rows if row not in self.sequences), None)
 
     # What an item would reuse
 
@@ -258,6 +262,8 @@ class Admitting:
 
     def _queue_copies(self: ReferenceLedger, step: int, seq: Sequence, plan: Admission) -> None:
         tokens = plan.hit % self.config.tokens_per_block
+        if plan.copied:
+            self._fence_copies(step)
         for cls in plan.copied:
             assert plan.source is not None
             if cls in self.state_classes:

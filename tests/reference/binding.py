@@ -75,6 +75,10 @@ class CoreLedger:
         )
         return count, handle.tolist(), hit.tolist()
 
+    def fork(self, step: int, parents: list[int]) -> tuple[int, list[int]]:
+        out = np.full(len(parents), 99, np.int64)
+        return self.core.fork(step, _i64(parents), out), out.tolist()
+
     def grow(
         self, step: int, items: list[tuple[int, int]], stop_at_first: bool = False
     ) -> tuple[int, list[int]]:
@@ -156,8 +160,10 @@ class CoreLedger:
             found = [*pages["free"], *(page for page, _ in pages["fenced"])]
             for node in dump["nodes"]:
                 found += node["pages"][cls]
+            live: set[int] = set()
             for seq in dump["sequences"].values():
-                # The pages before `committed` are those of the tree.
-                found += seq["pages"][cls][seq["committed"] // self.config.tokens_per_block :]
+                # The pages before `committed` are those of the tree; forks may share others.
+                live |= {*seq["pages"][cls][seq["committed"] // self.config.tokens_per_block :]}
+            found += live
             owned.append(found)
         return owned

@@ -85,7 +85,7 @@ class Comparison:
             self._check_unchanged(before, name)
         self._count(name, error, expected)
         self.check()
-        if name == "admit" and error is None:
+        if error is None:
             self._translate_moves()
         return expected
 
@@ -107,7 +107,7 @@ class Comparison:
             assert raised.details["open_sequences"] == error.args[0]
 
     def _all_refused(self, name: str, answer: Any) -> bool:
-        return name in {"admit", "grow"} and answer is not None and answer[0] == 0
+        return name in {"admit", "fork", "grow"} and answer is not None and answer[0] == 0
 
     def _check_unchanged(self, before: bytes, name: str) -> None:
         assert self.core.digest() == before, f"{name} changed the state"
@@ -117,6 +117,10 @@ class Comparison:
         self.outcomes[f"{name} error" if error is not None else name] += 1
         if name == "admit" and answer is not None:
             self.outcomes.update(f"admit {handle}" for handle in answer[1] if handle < 0)
+        if name == "fork" and answer is not None:
+            self.outcomes.update(f"fork {handle}" for handle in answer[1] if handle < 0)
+            owners = [b[0] for seq in self.model.sequences.values() for b in seq.private]
+            self.outcomes["unpublished pages shared"] += len(owners) > len(set(owners))
         if name == "grow" and answer is not None:
             self.outcomes["grow refused"] += answer[1].count(0)
         if name == "moves" and answer:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from reference.admission import Admitting
+from reference.fork import Forks
 from reference.lifetimes import CROSS, FULL, STATE, Lifetime
 from reference.pools import Pools
 from reference.publishing import Publishing
@@ -19,7 +20,7 @@ from reference.state import Config, Copy, Sequence, require
 from reference.tree import Block, Tree
 
 
-class ReferenceLedger(Pools, Admitting, Running, Publishing, Reading):
+class ReferenceLedger(Pools, Admitting, Running, Forks, Publishing, Reading):
     """See docs/ledger.md and docs/groups.md: each method is one of their sections."""
 
     def __init__(self, config: Config) -> None:
@@ -33,6 +34,7 @@ class ReferenceLedger(Pools, Admitting, Running, Publishing, Reading):
         self.sequences: dict[int, Sequence] = {}  # by row
         self.generations = [0] * config.max_sequences
         self.copies: list[Copy] = []  # those not yet completed
+        self.copy_step = 0  # the newest step that copies were queued for
         self.queued_moves: list[tuple[int, tuple[int, int, int, int]]] = []  # (step, move)
         self.newest = 0
         self.now = float("-inf")

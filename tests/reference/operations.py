@@ -249,6 +249,21 @@ def grow(pair: Comparison, pick: Pick) -> Operation:
     return ("grow", step, _repeat_one(pick, items), pick(0, 3) == 3)
 
 
+def fork(pair: Comparison, pick: Pick) -> Operation:
+    if not pair.model.open_steps and pick(0, 19) < 19:
+        return begin_step(pair, pick)
+    if pair.model.queued_moves and pick(0, 3) < 3:
+        return ("moves",)
+    sequences = list(pair.model.sequences.values())
+    settled = [seq for seq in sequences if not seq.outstanding]
+    if not settled and pick(0, 9) < 9:
+        return advance(pair, pick)
+    parents = settled if settled and pick(0, 29) < 29 else sequences
+    count = pick(1, 3) if parents else 0
+    chosen = [parents[pick(0, len(parents) - 1)] for _ in range(count)]
+    return ("fork", _step(pair, pick), [_handle(pair, pick, seq.handle) for seq in chosen])
+
+
 def advance(pair: Comparison, pick: Pick) -> Operation:
     by_step = _oldest_steps(pair)
     if not by_step:
@@ -322,6 +337,7 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     begin_step: 8,
     complete_step: 10,
     admit: 20,
+    fork: 6,
     grow: 20,
     advance: 30,
     release: 14,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reference.state import Sequence
 from reference.tree import Block
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ class Pools:
     # Fences
 
     def _stamp(self: ReferenceLedger) -> int:
-        return 0 if self.config.same_stream else self.newest
+        return self.copy_step if self.config.same_stream else self.newest
+
+    def _fence_copies(self: ReferenceLedger, step: int) -> None:
+        """Note that copies were queued: with `same_stream` they are the reason for fences."""
+        self.copy_step = max(self.copy_step, step)
 
     def _fence_is_open(self: ReferenceLedger, stamp: int) -> bool:
         return any(step <= stamp for step in self.open_steps)
@@ -27,6 +32,18 @@ class Pools:
             self.fenced.append((cls, stamp))
         else:
             self.free[cls] += 1
+
+    def _leave_page(self: ReferenceLedger, seq: Sequence, cls: int, page: int) -> None:
+        """Give up a private page of a sequence, unless a fork has it too."""
+        others = [other for other in self.sequences.values() if other is not seq]
+        if not any(page == block[cls] for other in others for block in other.private):
+            self._give_up_page(cls, self._stamp())
+
+    def _leave(self: ReferenceLedger, seq: Sequence, pages: list[int]) -> None:
+        """Give up the pages of a private block, in the classes where it has one."""
+        for cls, page in enumerate(pages):
+            if page:
+                self._leave_page(seq, cls, page)
 
     def _give_up(self: ReferenceLedger, pages: list[int], stamp: int) -> None:
         """Give up the pages of one block, in the classes where it has one."""

@@ -26,7 +26,7 @@ class Publishing:
             for cls in self.state_classes:
                 self._leave_state(seq, cls, tail, bool(publish))
             for pages in seq.private:
-                self._give_up(pages, self._stamp())
+                self._leave(seq, pages)
             for cls in self.cross_classes:
                 for _ in seq.own[cls]:
                     self._give_up_page(cls, self._stamp())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reference.state import MAX_TOKEN, Sequence, SequencesOpen, require
+from reference.state import COUNTERS, MAX_TOKEN, Sequence, SequencesOpen, require
 from reference.tree import Match
 
 if TYPE_CHECKING:
@@ -86,17 +86,11 @@ class Reading:
                 "reserved": 1,
                 "free": self.free[cls],
                 "fenced": sum(at == cls for at, _ in self.fenced),
-                "live": len(self.private_pages(cls)),
+                "live": len(set(self.private_pages(cls))),
                 "cached": len(self.cached_pages(cls)),
                 "evictable": len(self.evictable_in(cls)),
             }
             classes.append(counts)
-        names = (
-            "admitted refused_now refused_never refused_rows prompt_tokens hit_tokens "
-            "target_only_hits published_blocks rebased_blocks evicted_blocks copied_blocks "
-            "grown_blocks refused_grows accepted_tokens rewound_tokens released "
-            "evicted_side_pages snapshots"
-        )
         return {
             "classes": classes,
             "open_sequences": len(self.sequences),
@@ -104,7 +98,7 @@ class Reading:
             "open_steps": len(self.open_steps),
             "newest_step": self.newest,
             "cached_blocks": len(self.tree.blocks),
-            **{name: self.counters[name] for name in names.split()},
+            **{name: self.counters[name] for name in COUNTERS},
         }
 
     def _promise_of_blocks(self: ReferenceLedger, seq: Sequence) -> int:

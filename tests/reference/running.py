@@ -64,6 +64,7 @@ class Running:
         page = self._take_page(cls)
         self._set_snapshot(cls, block, page, tpb)
         self.copies.append(Copy(step, block, (cls,)))
+        self._fence_copies(step)
         self.queued_moves.append((step, (cls, seq.own[cls][0], page, 1)))
 
     def advance(
@@ -121,7 +122,7 @@ class Running:
             seq.reach + seq.pending + self.config.extra_tokens, self.config.tokens_per_block
         )
         while seq.private and seq.num_blocks > keep:
-            self._give_up(seq.private.pop(), self._stamp())
+            self._leave(seq, seq.private.pop())
         for cls in self.windowed_classes:
             self._prune(seq, cls)
         self.counters["accepted_tokens"] += len(tokens)
@@ -135,5 +136,5 @@ class Running:
                 self._enqueue(cls, block)
         for ordinal, pages in enumerate(seq.private, start=len(seq.path)):
             if pages[cls] and not self._is_kept(cls, ordinal, seq.history):
-                self._give_up_page(cls, self._stamp())
+                self._leave_page(seq, cls, pages[cls])
                 pages[cls] = 0

@@ -10,6 +10,13 @@ from reference.tree import Block
 TARGET, DRAFT = 0, 1
 REFUSED_NOW, REFUSED_NEVER, REFUSED_ROWS, NOT_TRIED = -1, -2, -3, -4
 MAX_TOKEN = 2**31
+COUNTERS = (
+    *("admitted", "refused_now", "refused_never", "refused_rows", "prompt_tokens", "hit_tokens"),
+    *("target_only_hits", "published_blocks", "rebased_blocks", "evicted_blocks", "copied_blocks"),
+    *("grown_blocks", "refused_grows", "accepted_tokens", "rewound_tokens", "released"),
+    *("evicted_side_pages", "snapshots"),
+    *("forked", "refused_forks"),
+)
 
 
 class Misuse(Exception):  # noqa: N818 - named after what it reports

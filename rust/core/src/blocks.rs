@@ -49,6 +49,13 @@ impl Blocks {
         &mut self.tokens[start..start + self.tokens_per_block]
     }
 
+    /// Writes the tokens of one record into another.
+    pub(crate) fn copy(&mut self, from: BlockId, to: BlockId) {
+        let size = self.tokens_per_block;
+        let start = from.at() * size;
+        self.tokens.copy_within(start..start + size, to.at() * size);
+    }
+
     /// Writes tokens into whole blocks, in order, until either ends.
     #[inline]
     pub(crate) fn fill(&mut self, blocks: &[BlockId], tokens: &[Token]) {

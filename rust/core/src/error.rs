@@ -105,6 +105,28 @@ pub enum LedgerError {
         /// The oldest step with a recorded width, 0 if there is none.
         recorded: u64,
     },
+    /// The sequence runs a step whose results are not in.
+    #[error("handle[{item}] = {handle} runs step {step}: advance it first")]
+    StepInFlight {
+        /// The item.
+        item: usize,
+        /// The handle.
+        handle: i64,
+        /// The oldest step with a recorded width.
+        step: u64,
+    },
+    /// Pages to copy are themselves destinations of copies that were never handed out by `moves`.
+    #[error(
+        "handle[{item}] = {handle} waits for {moves} page copies that were never taken by moves()"
+    )]
+    CopiesWaiting {
+        /// The item.
+        item: usize,
+        /// The handle.
+        handle: i64,
+        /// Copies not taken.
+        moves: usize,
+    },
     /// Tokens were appended although the step did not run up to the end of what is known.
     #[error(
         "count[{item}] is {count}, but step {step} of that sequence ends at token {end} of {known} \
@@ -165,6 +187,8 @@ impl LedgerError {
             Self::Clock { .. } => "clock_backwards",
             Self::StepAlreadyGrown { .. } => "step_already_grown",
             Self::StepNotGrown { .. } => "step_not_grown",
+            Self::StepInFlight { .. } => "step_in_flight",
+            Self::CopiesWaiting { .. } => "copies_waiting",
             Self::AppendInsideKnown { .. } => "append_inside_known",
             Self::MovesNotTaken { .. } => "moves_not_taken",
             Self::SequencesOpen { .. } => "sequences_open",
@@ -230,6 +254,20 @@ impl LedgerError {
                     ("recorded", recorded.into()),
                 ]
             }
+            Self::StepInFlight { item, handle, step } => vec![
+                ("item", item as i128),
+                ("handle", handle.into()),
+                ("step", step.into()),
+            ],
+            Self::CopiesWaiting {
+                item,
+                handle,
+                moves,
+            } => vec![
+                ("item", item as i128),
+                ("handle", handle.into()),
+                ("moves", moves as i128),
+            ],
             Self::AppendInsideKnown {
                 item,
                 count,

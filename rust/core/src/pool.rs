@@ -14,6 +14,10 @@ pub(crate) struct Pool {
     /// Pages given up, with their stamps. Stamps never fall from front to back, since a page is
     /// stamped with the newest step when it enters.
     fenced: VecDeque<(u64, PageIndex)>,
+    /// Owners beyond the first, by page. Without forks that share private pages it stays empty.
+    shares: Vec<u32>,
+    /// Sum of `shares`; 0 on nearly every path that gives pages back.
+    shared: u64,
 }
 
 impl Pool {
@@ -23,6 +27,8 @@ impl Pool {
             num_pages,
             free: (1..num_pages).rev().map(PageIndex::new).collect(),
             fenced: VecDeque::new(),
+            shares: Vec::new(),
+            shared: 0,
         }
     }
 
@@ -58,8 +64,56 @@ impl Pool {
         out.extend(self.free.drain(left..).rev());
     }
 
-    /// Takes back pages that nobody uses any more but that a step up to `stamp` may still touch.
+    /// Gives pages of a sequence, which nobody else may write, another owner.
+    pub(crate) fn share(&mut self, pages: &[PageIndex]) {
+        if pages.is_empty() {
+            return;
+        }
+        if self.shares.is_empty() {
+            self.shares = vec![0; self.num_pages as usize];
+        }
+        for page in pages {
+            self.shares[page.at()] += 1;
+        }
+        self.shared += pages.len() as u64;
+    }
+
+    /// Owners of a page beyond the first.
+    pub(crate) fn shares_of(&self, page: PageIndex) -> u32 {
+        self.shares.get(page.at()).copied().unwrap_or(0)
+    }
+
+    /// Owners beyond the first, of all pages.
+    pub(crate) fn shared(&self) -> u64 {
+        self.shared
+    }
+
+    /// Takes one owner away; whether it was the last.
+    fn leave(&mut self, page: PageIndex) -> bool {
+        let others = &mut self.shares[page.at()];
+        let last = *others == 0;
+        *others = others.saturating_sub(1);
+        self.shared -= u64::from(!last);
+        last
+    }
+
+    /// Takes back pages that their owner leaves but that a step up to `stamp` may still touch. Those
+    /// with other owners stay theirs.
     pub(crate) fn give_back(
+        &mut self,
+        pages: impl DoubleEndedIterator<Item = PageIndex>,
+        stamp: u64,
+        steps: &Steps,
+    ) {
+        if self.shared == 0 {
+            self.give_up(pages, stamp, steps);
+            return;
+        }
+        let left: Vec<PageIndex> = pages.filter(|&page| self.leave(page)).collect();
+        self.give_up(left.into_iter(), stamp, steps);
+    }
+
+    fn give_up(
         &mut self,
         pages: impl DoubleEndedIterator<Item = PageIndex>,
         stamp: u64,
@@ -112,6 +166,27 @@ mod tests {
             row.iter().map(|page| page.get()).collect::<Vec<_>>(),
             [1, 2]
         );
+    }
+
+    #[test]
+    fn a_shared_page_stays_until_its_last_owner_leaves() {
+        let mut pool = Pool::new(4);
+        let steps = Steps::new(false);
+        let mut row = Vec::new();
+        pool.take(3, &mut row);
+        pool.share(&row[..2]);
+        pool.share(&row[..1]);
+        assert_eq!((pool.shared(), pool.shares_of(row[0])), (3, 2));
+        let free = [1, 2, 3].map(|_| {
+            pool.give_back(row[..2].iter().copied(), 0, &steps);
+            pool.free_count()
+        });
+        assert_eq!(
+            free,
+            [0, 1, 3],
+            "page 1 after two owners, page 0 after three"
+        );
+        assert_eq!(pool.shared(), 0);
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub struct ClassStats {
     pub free: u32,
     /// Given up, while a step that may touch them is open.
     pub fenced: u32,
-    /// Owned by one open sequence and not published.
+    /// Owned by open sequences and not published; counted once if shared.
     pub live: u32,
     /// Owned by the prefix tree.
     pub cached: u32,
@@ -40,6 +40,10 @@ macro_rules! counters {
 counters! {
     /// Sequences admitted.
     admitted,
+    /// Sequences made by `fork`.
+    forked,
+    /// Forks refused for lack of pages now, or of a row.
+    refused_forks,
     /// Admissions refused for lack of pages now.
     refused_now,
     /// Admissions refused because they can never fit.
@@ -58,7 +62,7 @@ counters! {
     rebased_blocks,
     /// Blocks evicted.
     evicted_blocks,
-    /// Partial blocks copied at admission.
+    /// Blocks copied: partial ones at admission, those that a fork does not share.
     copied_blocks,
     /// Blocks taken by `grow`.
     grown_blocks,

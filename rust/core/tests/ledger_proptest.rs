@@ -31,6 +31,10 @@ enum Op {
         which: Vec<(usize, i32)>,
         stop_at_first: bool,
     },
+    Fork {
+        step: usize,
+        which: Vec<usize>,
+    },
     Advance {
         which: usize,
         all: bool,
@@ -126,6 +130,8 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(step, items, stop_at_first)| Op::Admit { step, items, stop_at_first }),
         6 => (0_usize..4, prop::collection::vec((0_usize..5, 0_i32..20), 1..4), any::<bool>())
             .prop_map(|(step, which, stop_at_first)| Op::Grow { step, which, stop_at_first }),
+        3 => (0_usize..4, prop::collection::vec(0_usize..5, 1..4))
+            .prop_map(|(step, which)| Op::Fork { step, which }),
         12 => (0_usize..5, any::<bool>(), 0_u8..6, prop::option::of((0_u8..4, 0_u8..4)), seldom())
             .prop_map(|(which, all, keep, lag, stray)| Op::Advance { which, all, keep, lag, stray }),
         5 => (0_usize..5, prop::bool::weighted(0.8), seldom())
@@ -195,6 +201,7 @@ impl Driver {
                 which,
                 stop_at_first,
             } => self.grow(*step, which, *stop_at_first),
+            Op::Fork { step, which } => self.fork(*step, which),
             Op::Advance {
                 which,
                 all,
@@ -350,6 +357,42 @@ impl Driver {
                 }
             }
             Err(_) => Outcome::Unchanged,
+        }
+    }
+
+    fn fork(&mut self, step: usize, which: &[usize]) -> Outcome {
+        let names = |at: &usize| {
+            self.open
+                .get(*at)
+                .or(self.closed.last())
+                .copied()
+                .unwrap_or(-1)
+        };
+        let parents: Vec<i64> = which.iter().map(names).collect();
+        let mut out = vec![0; parents.len()];
+        let Ok(count) = self.ledger.fork(self.step(step), &parents, &mut out) else {
+            return Outcome::Unchanged;
+        };
+        for (&parent, &child) in parents.iter().zip(&out).filter(|(_, child)| **child >= 0) {
+            let (old, new) = (
+                self.ledger.sequence(parent).unwrap(),
+                self.ledger.sequence(child).unwrap(),
+            );
+            assert_eq!(
+                (old.known, old.valid, old.capacity),
+                (new.known, new.valid, new.capacity)
+            );
+            // What either may write is its own.
+            let from = (old.history / self.ledger.config().tokens_per_block) as usize;
+            for (old, new) in old.pages.iter().zip(&new.pages) {
+                assert!(old[from..].iter().all(|page| !new[from..].contains(page)));
+            }
+            self.open.push(child);
+        }
+        if count == 0 {
+            Outcome::Unchanged
+        } else {
+            Outcome::Acted
         }
     }
 
@@ -510,11 +553,14 @@ impl Driver {
             let mut owned: Vec<u32> = dump.free[class].clone();
             owned.extend(dump.fenced[class].iter().map(|&(page, _)| page));
             owned.extend(dump.nodes.iter().flat_map(|node| &node.pages[class]));
+            let mut live: BTreeSet<u32> = BTreeSet::new();
             for seq in &dump.sequences {
-                owned.extend(&seq.pages[class][(seq.committed / size) as usize..]);
+                // Forks may share pages that are not published.
+                live.extend(&seq.pages[class][(seq.committed / size) as usize..]);
                 assert!(seq.committed <= seq.history && seq.history <= seq.known);
                 assert!(seq.history <= seq.reach && seq.reach <= seq.capacity);
             }
+            owned.extend(live);
             assert_eq!(
                 owned.len(),
                 counts.total as usize - 1,

@@ -237,6 +237,20 @@ impl PyLedger {
         converted(py, result.map_err(|error| as_given(error, given)))
     }
 
+    fn fork(
+        &self,
+        py: Python<'_>,
+        step: StepNumber,
+        handle: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        let handle = Input::<i64>::new(handle, "handle", 1)?;
+        let mut out = Output::<i64>::new(out, "out", 1)?;
+        disjoint(py, &[out.region("out")], &[handle.region("handle")])?;
+        let result = self.lock(py)?.fork(step.0, handle.slice(), out.slice_mut());
+        converted(py, result)
+    }
+
     fn release(
         &self,
         py: Python<'_>,

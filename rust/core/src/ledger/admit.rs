@@ -386,6 +386,7 @@ impl Ledger {
     fn queue_copy(&mut self, row: Row, step: u64, source: NodeId, demand: &Demand) {
         let classes = self.pools.len();
         let tokens = demand.hit % self.config.tokens_per_block;
+        self.steps.fence_copies(step);
         for class in 0..classes {
             self.moves.push(Move {
                 step,

@@ -213,6 +213,7 @@ impl Ledger {
                 self.steps.newest(),
                 self.steps.open(),
                 self.steps.now().to_bits(),
+                self.steps.copies(),
                 self.tree.tick,
             ),
             (
@@ -281,11 +282,10 @@ impl Ledger {
                     .iter()
                     .for_each(|&page| own(page, format!("node {}", node.id)));
             }
-            for seq in &dump.sequences {
-                let shared = (seq.committed / self.config.tokens_per_block) as usize;
-                seq.pages[class][shared..]
-                    .iter()
-                    .for_each(|&page| own(page, format!("sequence {}", seq.handle)));
+            for (page, handles) in self.live_pages(dump, class) {
+                let others = pool.shares_of(PageIndex::new(page)) as usize;
+                assert_eq!(handles.len(), others + 1, "owners of page {page}");
+                own(page, format!("sequences {handles:?}"));
             }
             assert_eq!(
                 owner.len() + 1,
@@ -302,6 +302,20 @@ impl Ledger {
                 "a passed fence holds pages"
             );
         }
+    }
+
+    /// The pages of a class that sequences own, with their owners.
+    fn live_pages(&self, dump: &Dump, class: usize) -> BTreeMap<u32, Vec<i64>> {
+        let mut owners: BTreeMap<u32, Vec<i64>> = BTreeMap::new();
+        for seq in &dump.sequences {
+            let shared = (seq.committed / self.config.tokens_per_block) as usize;
+            for &page in &seq.pages[class][shared..] {
+                owners.entry(page).or_default().push(seq.handle);
+            }
+        }
+        let beyond = owners.values().map(|handles| handles.len() as u64 - 1);
+        assert_eq!(beyond.sum::<u64>(), self.pools[class].shared());
+        owners
     }
 
     fn check_records(&self) {

@@ -9,6 +9,7 @@
 //! | `grow.rs` | room for the tokens of a step |
 //! | `advance.rs` | results of a step: tokens, lengths, what is given back |
 //! | `publish.rs` | blocks entering the tree |
+//! | `fork.rs` | new sequences that continue open ones |
 //! | `release.rs` | the end of a sequence |
 //! | `read.rs` | tables, updates, moves, statistics |
 //! | `tables.rs` | CSR, slot mappings and rows of slots |
@@ -18,6 +19,7 @@ mod admit;
 mod advance;
 mod check;
 mod config;
+mod fork;
 mod grow;
 mod publish;
 mod read;

@@ -1,0 +1,194 @@
+//! Forks: new sequences that continue open ones.
+
+use crate::error::LedgerError;
+use crate::ids::{Handle, Row, count};
+use crate::ledger::{Ledger, Move, REFUSED_NO_ROW, REFUSED_NOW, check_len};
+
+/// The blocks of a parent, by what a fork does with them.
+#[derive(Debug, Clone, Copy)]
+struct Parts {
+    /// Leading blocks that both use.
+    shared: u32,
+    /// Blocks with written tokens, of which those after the shared ones are copied.
+    written: u32,
+    /// All blocks.
+    held: u32,
+}
+
+impl Ledger {
+    /// Forks sequences in order, each all or nothing. Writes the new handle or a negative reason per
+    /// item; returns how many were forked. The copies that this needs are queued for `step`.
+    ///
+    /// # Errors
+    ///
+    /// For a step that is not open and a handle that is stale; [`LedgerError::StepInFlight`] for a
+    /// parent that runs a step, [`LedgerError::CopiesWaiting`] for one whose own copies were not handed
+    /// out. Nothing has changed then.
+    pub fn fork(
+        &mut self,
+        step: u64,
+        handle: &[i64],
+        out: &mut [i64],
+    ) -> Result<usize, LedgerError> {
+        self.steps.check_open(step)?;
+        check_len("out", out.len(), handle.len())?;
+        for (item, &handle) in handle.iter().enumerate() {
+            self.check_fork(item, handle)?;
+        }
+        let mut forked = 0;
+        for (&handle, out) in handle.iter().zip(out) {
+            let parent = Handle::from_i64(handle).expect("checked above").row;
+            match self.fork_one(step, parent) {
+                Ok(row) => {
+                    let generation = self.sequences[row.at()].generation;
+                    *out = Handle { generation, row }.to_i64();
+                    forked += 1;
+                }
+                Err(reason) => {
+                    self.counters.refused_forks += 1;
+                    *out = reason;
+                }
+            }
+        }
+        Ok(forked)
+    }
+
+    fn check_fork(&self, item: usize, handle: i64) -> Result<(), LedgerError> {
+        let row = self.open_row(item, handle)?;
+        self.check_settled(item, handle, row)?;
+        let Parts {
+            shared, written, ..
+        } = self.parts(row);
+        let classes = self.pools.len();
+        let waits = |copy: &&Move| {
+            let pages = &self.tables[row.at() * classes + copy.class as usize].pages;
+            pages[shared as usize..written as usize].contains(&copy.destination)
+        };
+        match self.moves.iter().filter(waits).count() {
+            0 => Ok(()),
+            moves => Err(LedgerError::CopiesWaiting {
+                item,
+                handle,
+                moves,
+            }),
+        }
+    }
+
+    /// Checks that a sequence runs no step whose results are open.
+    pub(crate) fn check_settled(
+        &self,
+        item: usize,
+        handle: i64,
+        row: Row,
+    ) -> Result<(), LedgerError> {
+        match self.sequences[row.at()].widths.oldest() {
+            (_, 0) => Ok(()),
+            (step, _) => Err(LedgerError::StepInFlight { item, handle, step }),
+        }
+    }
+
+    fn parts(&self, row: Row) -> Parts {
+        let size = self.config.tokens_per_block;
+        let seq = &self.sequences[row.at()];
+        Parts {
+            // Above its history a role may still have to write, so those blocks are not shared.
+            shared: if seq.keeps_tokens {
+                seq.published
+            } else {
+                seq.history() / size
+            },
+            written: seq.reach().div_ceil(size),
+            held: seq.held,
+        }
+    }
+
+    fn fork_one(&mut self, step: u64, parent: Row) -> Result<Row, i64> {
+        if self.free_rows.is_empty() {
+            return Err(REFUSED_NO_ROW);
+        }
+        let parts = self.parts(parent);
+        let need = parts.held - parts.shared;
+        let promise = self.sequences[parent.at()].promise();
+        if !self.fits(u64::from(need) + u64::from(promise) + self.promised, 0) {
+            return Err(REFUSED_NOW);
+        }
+        let row = self.continue_in_new_row(parent, parts.shared);
+        self.take(row, need);
+        self.copy_tokens(parent, row);
+        self.queue_fork_copies(step, parent, row, parts);
+        self.counters.forked += 1;
+        Ok(row)
+    }
+
+    /// Opens a row with the parent's lengths and its shared blocks.
+    fn continue_in_new_row(&mut self, parent: Row, shared: u32) -> Row {
+        let free = self.free_rows.pop().expect("a row was checked to be free");
+        let row = Row::new(free.0);
+        let classes = self.pools.len();
+        for (class, pool) in self.pools.iter_mut().enumerate() {
+            let pages = &self.tables[parent.at() * classes + class].pages[..shared as usize];
+            let pages = pages.to_vec();
+            if !self.sequences[parent.at()].keeps_tokens {
+                pool.share(&pages);
+            }
+            self.tables[row.at() * classes + class].pages = pages;
+        }
+        let [from, seq] = self
+            .sequences
+            .get_disjoint_mut([parent.at(), row.at()])
+            .expect("a free row is not the row of an open sequence");
+        seq.generation += 1;
+        seq.open = true;
+        seq.scope = from.scope;
+        seq.draft_from = from.draft_from;
+        seq.max_total = from.max_total;
+        seq.known = from.known;
+        seq.valid = from.valid;
+        seq.prompt_blocks = from.prompt_blocks;
+        seq.held = shared;
+        seq.published = from.published;
+        seq.node = from.node;
+        seq.keeps_tokens = from.keeps_tokens;
+        // What is taken now comes off at once, in `take`.
+        self.promised += u64::from(seq.promise());
+        if seq.keeps_tokens {
+            let node = seq.node;
+            self.tree.pin(node, &self.steps);
+        }
+        self.touch(row, 0, shared);
+        row
+    }
+
+    /// Gives the new sequence the tokens of the parent's private blocks, and those without a block.
+    fn copy_tokens(&mut self, parent: Row, row: Row) {
+        let [from, seq] = self
+            .sequences
+            .get_disjoint_mut([parent.at(), row.at()])
+            .expect("a fork has a row of its own");
+        seq.pending.extend_from_slice(from.pending());
+        for (&theirs, &mine) in from.blocks.iter().zip(&seq.blocks) {
+            self.blocks.copy(theirs, mine);
+        }
+    }
+
+    fn queue_fork_copies(&mut self, step: u64, parent: Row, row: Row, parts: Parts) {
+        let (size, classes) = (self.config.tokens_per_block, self.pools.len());
+        let reach = self.sequences[parent.at()].reach();
+        if parts.written > parts.shared {
+            self.steps.fence_copies(step);
+        }
+        for block in parts.shared..parts.written {
+            for class in 0..classes {
+                let page = |row: Row| self.tables[row.at() * classes + class].pages[block as usize];
+                self.moves.push(Move {
+                    step,
+                    class: count(class),
+                    source: page(parent),
+                    destination: page(row),
+                    tokens: size.min(reach - block * size),
+                });
+            }
+            self.counters.copied_blocks += 1;
+        }
+    }
+}
