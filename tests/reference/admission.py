@@ -117,7 +117,8 @@ class Admitting:
         tpb, rule = self.config.tokens_per_block, self.lifetimes[cls]
         used = path[: cdiv(length, tpb)]
         if cls in self.state_classes:
-            return used[-1].snapshots.get(cls) == length - (len(used) - 1) * tpb
+            is_there = used[-1].snapshots.get(cls) == length - (len(used) - 1) * tpb
+            return is_there and not self.is_awaited(used[-1].pages[cls])
         return all(
             block.pages[cls] != 0
             for ordinal, block in enumerate(used)

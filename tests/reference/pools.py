@@ -150,6 +150,10 @@ class Pools:
                 self.free[cls] += 1
                 self.counters["evicted_side_pages"] += 1
 
+    def is_awaited(self: ReferenceLedger, page: int) -> bool:
+        """Tell whether a copy that `moves` has not handed out will write the page."""
+        return any(destination == page for _, (_, _, destination, _) in self.queued_moves)
+
     # Taking
 
     def block_needs(self: ReferenceLedger, count: int, publishes: bool) -> list[int]:

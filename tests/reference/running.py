@@ -54,6 +54,7 @@ class Running:
             and seq.history == len(seq.path) * tpb
             and interval > 0
             and seq.history % interval == 0
+            and not self.is_awaited(seq.own[cls][0])
         )
         if block is None or not is_due or not self._may_have_snapshot(cls, block, tpb):
             return
