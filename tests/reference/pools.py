@@ -138,9 +138,11 @@ class Pools:
             victim = min(unclaimed or leaves, key=lambda block: block.last_use)
             self.tree.remove(victim)
             for cls, page in enumerate(victim.pages):
-                self.free[cls] += page != 0
-            for cls in self.side_classes:
-                self._forget_side(cls, victim)
+                if page and cls in self.side_classes:
+                    self._give_up_page(cls, victim.side_stamps[cls])
+                    self._forget_side(cls, victim)
+                elif page:
+                    self.free[cls] += 1
             self.counters["evicted_blocks"] += 1
         for cls in self.side_classes:
             while self.free[cls] < needs[cls]:

@@ -19,12 +19,15 @@ class Publishing:
         sequences = self._look_up([handle for handle, _ in items])
         for seq, (_, publish) in zip(sequences, items, strict=True):
             before = self.protected()
-            tail = self._publish_tail(seq) if publish and self.config.partial_reuse else None
-            if tail is not None:
+            tail = self._next_tail(seq) if publish and self.config.partial_reuse else None
+            cover = self.tree.find_cover(tail) if tail is not None else None
+            end = seq.node
+            if tail is not None and cover is None:
+                self._publish_tail(seq, tail)
                 before.add(id(tail))
-            end = seq.node if tail is None else tail
+                end = tail
             for cls in self.state_classes:
-                self._leave_state(seq, cls, tail, bool(publish))
+                self._leave_state(seq, cls, cover or end, tail, bool(publish))
             for pages in seq.private:
                 self._leave(seq, pages)
             for cls in self.cross_classes:
@@ -39,17 +42,23 @@ class Publishing:
             self.counters["released"] += 1
 
     def _leave_state(
-        self: ReferenceLedger, seq: Sequence, cls: int, tail: Block | None, publish: bool
+        self: ReferenceLedger,
+        seq: Sequence,
+        cls: int,
+        block: Block | None,
+        tail: Block | None,
+        publish: bool,
     ) -> None:
-        """Make the state a snapshot if the published text ends where the state does."""
+        """Make the state a snapshot of `block` if what is published ends where it does."""
         [page] = seq.own[cls]
-        end = len(seq.path) * self.config.tokens_per_block + (tail.covered if tail else 0)
-        block = seq.node if tail is None else tail
-        fits = publish and seq.is_settled and end == seq.history
-        if block is None or not fits or not self._may_have_snapshot(cls, block, block.covered):
+        tpb = self.config.tokens_per_block
+        covered = tpb if tail is None else tail.covered
+        ends_here = seq.history == len(seq.path) * tpb + (0 if tail is None else covered)
+        fits = publish and seq.is_settled and ends_here
+        if block is None or not fits or not self._may_have_snapshot(cls, block, covered):
             self._give_up_page(cls, self._stamp())
             return
-        self._set_snapshot(cls, block, page, block.covered)
+        self._set_snapshot(cls, block, page, covered)
         self._enqueue(cls, block)
 
     def _may_have_snapshot(self: ReferenceLedger, cls: int, block: Block, tokens: int) -> bool:
@@ -124,18 +133,18 @@ class Publishing:
         seq.node = equal
         self.counters["rebased_blocks"] += 1
 
-    def _publish_tail(self: ReferenceLedger, seq: Sequence) -> Block | None:
+    def _next_tail(self: ReferenceLedger, seq: Sequence) -> Block | None:
+        """Build the partial block at the sequence's end, if it may be published."""
         lookahead, start = self.config.lookahead, len(seq.path) * self.config.tokens_per_block
         covered = min(seq.history, len(seq.tokens) - lookahead) - start
         if not self.publishes(seq) or covered <= 0:
             return None
-        tail = self._next_block(seq, start + covered + lookahead, covered, is_partial=True)
-        if self.tree.covers(tail):
-            return None
+        return self._next_block(seq, start + covered + lookahead, covered, is_partial=True)
+
+    def _publish_tail(self: ReferenceLedger, seq: Sequence, tail: Block) -> None:
         seq.private.pop(0)
         self._enter(tail)
         self._pin_pages(seq, tail)
-        return tail
 
     def _enter(self: ReferenceLedger, new: Block) -> None:
         protected = self.protected()

@@ -6,9 +6,12 @@ from typing import Any
 
 from reference.binding import CoreLedger
 from reference.ledger import ReferenceLedger
+from reference.lifetimes import CHUNKED, FULL, SLIDING
 from reference.state import Config, Request
 
 ENGINES = {"reference": ReferenceLedger, "core": CoreLedger}
+# Those that know classes that drop tokens.
+GROUP_ENGINES = ("reference",)
 
 
 def tokens(count: int, start: int = 0) -> tuple[int, ...]:
@@ -36,7 +39,14 @@ class Scenario:
     def longest(self) -> int:
         """Return the largest `max_total` that the pools can ever hold."""
         c = self.config
-        room = (min(c.num_pages) - 1) * c.tokens_per_block - c.extra_tokens
+        rules = c.lifetimes or ((FULL, 0, 0),) * len(c.num_pages)
+        blocks = [
+            pages - 1
+            for pages, (name, _, _) in zip(c.num_pages, rules, strict=True)
+            if name == FULL or (name in {SLIDING, CHUNKED} and c.max_step_tokens == 0)
+        ]
+        blocks += [c.num_blocks] if c.num_blocks is not None else []
+        room = min(blocks) * c.tokens_per_block - c.extra_tokens
         return min(c.max_seq_len, room - c.reserve_tokens + 1)
 
     def request(self, prompt: tuple[int, ...], **options: Any) -> Request:
@@ -75,6 +85,15 @@ class Scenario:
         self.advance(step, handle, *sampled)
         return handle
 
+    def prefill_in_chunks(
+        self, prompt: tuple[int, ...], chunk: int, *sampled: int, **options: Any
+    ) -> int:
+        """Run a prompt in steps of at most `chunk` tokens; return its open sequence."""
+        handle = self.prefill(prompt, first=chunk, **options)
+        while (ahead := len(prompt) - self.sequence(handle)["history"]) > 0:
+            self.decode(handle, *(sampled if ahead <= chunk else ()), width=min(chunk, ahead))
+        return handle
+
     def decode(self, handle: int, *accepted: int, width: int = 1) -> None:
         """Run one step of `width` tokens that appends the accepted ones."""
         step = self.begin()
@@ -90,6 +109,10 @@ class Scenario:
         return self.ledger.match(
             prompt, scope, self.draft_from if draft_from is None else draft_from
         )
+
+    def held(self, handle: int, cls: int = 0) -> list[int]:
+        """Return the columns of a sequence's row that have a page."""
+        return [column for column, page in enumerate(self.pages(handle, cls)) if page]
 
     def pages(self, handle: int, cls: int = 0) -> list[int]:
         return self.ledger.table(handle)[cls]

@@ -134,14 +134,16 @@ class Tree:
         ]
         return max(equal, key=lambda block: block.draft_valid, default=None)
 
-    def covers(self, tail: Block) -> bool:
-        """Tell whether a block in the tree makes the tail `tail` worthless."""
-        return any(
-            block.draft_valid >= tail.draft_valid
+    def find_cover(self, tail: Block) -> Block | None:
+        """Find a block in the tree that makes the tail `tail` worthless: the one that matches."""
+        covers = [
+            block
+            for block in self.siblings(tail.scope, tail.parent)
+            if block.draft_valid >= tail.draft_valid
             and starts_with(block.text, tail.text)
             and block.covered >= tail.covered
-            for block in self.siblings(tail.scope, tail.parent)
-        )
+        ]
+        return min(covers, key=lambda block: (not block.draft_valid, block.text), default=None)
 
     def replaced_by(self, new: Block, protected: set[int]) -> list[Block]:
         """Return the partial blocks that become worthless when `new` enters."""
