@@ -240,14 +240,17 @@ def test_the_last_token_runs(engine: str, partial_reuse: bool, expected: int) ->
 
 @covers("runtime-026")
 def test_scopes_share_nothing(engine: str) -> None:
-    """The managers give each (adapter, salt) a scope of its own."""
     s = Scenario(engine)
-    for scope in range(1, 6):
-        s.serve(tokens(8), scope=scope)
-        assert [s.match(tokens(8), other) for other in range(7)] == [
-            8 if 1 <= other <= scope else 0 for other in range(7)
-        ]
-    assert s.match(tokens(8), scope=-1) == 0
+    s.serve(tokens(8), scope=s.ledger.intern_scope((7, 1), "11"))
+    fields = [((7, 1), "11"), ((7, 1), "12"), ((8, 1), "11"), ((7, 1), None), (None, "11")]
+    scopes = [s.ledger.intern_scope(*pair) for pair in fields]
+    assert [s.match(tokens(8), scope) for scope in scopes] == [8, 0, 0, 0, 0]
+    assert s.match(tokens(8)) == s.match(tokens(8), scope=-1) == 0
+    fields = [(None, None), ((0, 0), None), (None, ""), ((0, 0), ""), (None, b""), ((7, 1), "11")]
+    scopes = [s.ledger.intern_scope(*pair) for pair in fields]
+    assert len(set(scopes)) == 6
+    assert scopes[0] == 0
+    assert scopes[-1] == 1
 
 
 @covers("runtime-027")

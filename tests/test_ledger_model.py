@@ -10,7 +10,7 @@ from reference import operations
 from reference.alone import Alone
 from reference.lifetimes import CHUNKED, SLIDING, Lifetime, most_live_blocks
 
-OPERATIONS_PER_LEDGER = 300
+OPERATIONS_PER_LEDGER = 400
 
 
 def live(rule: Lifetime, tpb: int, history: int, count: int, lookahead: int = 0) -> list[int]:

@@ -21,6 +21,10 @@ EXPECTED_OUTCOMES = {
     *(f"{name} error" for name in ("release", "reset_reuse_state")),
     *(f"admit {reason}" for reason in (-1, -2, -3, -4)),
     *("grow refused", "moves queued", "updates too small"),
+    *("intern_scope", "release_scope", "drop_scope", "intern_media", "release_media"),
+    *("release_scope error", "drop_scope error", "intern_media error", "release_media error"),
+    *("match error", "scope number freed", "media number freed"),
+    *("hit with media", "hit in a scope"),
 }
 EXPECTED_COUNTERS = {
     *("hit_tokens", "target_only_hits", "published_blocks", "rebased_blocks", "evicted_blocks"),
@@ -44,6 +48,8 @@ def run_ledgers(seed: int, num_operations: int, validate_every: int) -> Counter[
         for kind in rng.choices(kinds, weights, k=OPERATIONS_PER_LEDGER):
             pair.apply(*kind(pair, rng.randint))
         total += pair.outcomes
+        total["scope number freed"] += pair.model.scopes.swept
+        total["media number freed"] += pair.model.media.swept
         total += Counter({name: pair.model.counters[name] for name in EXPECTED_COUNTERS})
     return total
 

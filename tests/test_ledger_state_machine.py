@@ -65,6 +65,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pair.apply(*kind(self.pair, pick))
 
     @rule(data=DATA)
+    def change_identity(self, data: st.DataObject) -> None:
+        pick = pick_from(data)
+        kind = operations.IDENTITY[pick(0, len(operations.IDENTITY) - 1)]
+        self.pair.apply(*kind(self.pair, pick))
+
+    @rule(data=DATA)
     def reset_reuse_state(self, data: st.DataObject) -> None:
         self.pair.apply(*operations.reset_reuse_state(self.pair, pick_from(data)))
 

@@ -70,6 +70,7 @@ def test_a_speculative_step_keeps_exactly_what_was_accepted(accepted: int) -> No
 
 def test_a_step_of_all_kinds_in_one_batch() -> None:
     managers = small_managers(max_seq_len=32)
+    scopes = [managers.ledger.intern_scope(salt=salt) for salt in ("one", "two")]
     run(managers, new("old", PROMPT), [[1]])
     run(managers, new("slow", [7] * 12, chunk=4), [[]])
     batch = Batch(
@@ -78,7 +79,7 @@ def test_a_step_of_all_kinds_in_one_batch() -> None:
         draft_lens=[0, 2, 0, 0],
         prompts=[[1, 2, 3], [], [], [4, 5]],
         max_total_tokens=[20, 0, 0, 20],
-        scopes=[1, 0, 0, 2],
+        scopes=[scopes[0], 0, 0, scopes[1]],
     )
     assert managers.prepare_resources(batch).all()
     managers.update_resources(batch, [[9], [8, 8, 8], [], [7]])
@@ -179,6 +180,7 @@ def test_a_second_turn_finds_the_kv_of_the_first(backend: str) -> None:
 
 def test_a_private_or_another_scope_shares_nothing() -> None:
     managers = small_managers()
+    assert managers.ledger.intern_scope(salt="another") == 1
     for request_id, scope in (("a", -1), ("b", 0), ("c", 1), ("d", -1)):
         run(managers, new(request_id, PROMPT, scope=scope), [[1]])
     assert managers.hit_lengths(["a", "b", "c", "d"]).tolist() == [0, 0, 0, 0]

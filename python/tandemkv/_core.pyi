@@ -258,6 +258,29 @@ class Ledger:
         """
     def release(self, handle: _I64, publish: _U8) -> None: ...
     def match(self, tokens: _Tokens, scope: int = 0, draft_from: int | None = None) -> int: ...
+    def intern_scope(
+        self, adapter: tuple[int | str, int] | None = None, salt: bytes | str | None = None
+    ) -> int:
+        """Return the scope of an adapter `(id, version)` and a salt; the caller holds it once more.
+
+        Equal typed fields give the same scope; 0 is the one without both. `docs/identity.md` says
+        how long a scope keeps its number.
+        """
+    def release_scope(self, scope: int) -> None:
+        """Give a hold on a scope back; what is cached in it stays reusable."""
+    def drop_scope(self, scope: int) -> None:
+        """Give up every cached block of a scope, and a hold on it.
+
+        Raises `SequencesOpenError` while sequences of the scope are open.
+        """
+    def intern_media(self, digest: bytes, length: int) -> int:
+        """Return a reference, a negative token, to media with a digest of 32 bytes.
+
+        It takes the place of the first of the item's `length` placeholder tokens in a prompt. The
+        caller holds it once more.
+        """
+    def release_media(self, reference: int) -> None:
+        """Give a hold on an item of media back; what is cached stays reusable."""
     def moves(self, out: _I32) -> int: ...
     def table(self, handle: _I64, dst: _I32, used: _I32) -> None: ...
     def updates(self, out: _I32) -> int: ...

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from reference.lifetimes import most_live_blocks
 from reference.state import (
-    MAX_TOKEN,
     NOT_TRIED,
     REFUSED_NEVER,
     REFUSED_NOW,
@@ -62,8 +61,9 @@ class Admitting:
         for item in items:
             require(len(item.prompt) > 0, "empty prompt")
             kept = self.publishes(item)
-            require(not kept or all(0 <= t < MAX_TOKEN for t in item.prompt), "token out of range")
-            require(item.scope >= -1, "scope")
+            self.check_scope(item.scope)
+            if kept:
+                self.check_prompt(item.prompt)
             require(item.first >= 1, "first")
             require(len(item.prompt) <= item.max_total <= config.max_seq_len, "max_total")
             require(item.draft_from >= -1, "draft_from")

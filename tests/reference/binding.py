@@ -110,6 +110,21 @@ class CoreLedger:
     def match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> int:
         return self.core.match(np.array(tokens, dtype=self.dtype), scope, draft_from)
 
+    def intern_scope(self, adapter: tuple | None = None, salt: bytes | str | None = None) -> int:
+        return self.core.intern_scope(adapter, salt)
+
+    def release_scope(self, scope: int) -> None:
+        self.core.release_scope(scope)
+
+    def drop_scope(self, scope: int) -> None:
+        self.core.drop_scope(scope)
+
+    def intern_media(self, digest: bytes, length: int) -> int:
+        return self.core.intern_media(digest, length)
+
+    def release_media(self, reference: int) -> None:
+        self.core.release_media(reference)
+
     def moves(self) -> list[tuple[int, int, int, int]]:
         out = np.zeros((_MOVES_MAX, 4), np.int32)
         return [tuple(row) for row in out[: self.core.moves(out)].tolist()]

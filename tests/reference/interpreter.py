@@ -123,6 +123,10 @@ class Comparison:
             self.outcomes["unpublished pages shared"] += len(owners) > len(set(owners))
         if name == "grow" and answer is not None:
             self.outcomes["grow refused"] += answer[1].count(0)
+        if name == "admit" and answer is not None:
+            for item, hit in zip(self.applied[-1][2], answer[2], strict=True):
+                self.outcomes["hit with media"] += any(t < 0 for t in item.prompt[:hit])
+                self.outcomes["hit in a scope"] += hit > 0 and item.scope > 0
         if name == "moves" and answer:
             self.outcomes["moves queued"] += 1
 

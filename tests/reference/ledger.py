@@ -11,6 +11,7 @@ from collections import Counter
 
 from reference.admission import Admitting
 from reference.fork import Forks
+from reference.identity import PLAIN_SCOPE, Identity, Numbers
 from reference.lifetimes import CROSS, FULL, STATE, Lifetime
 from reference.pools import Pools
 from reference.publishing import Publishing
@@ -20,8 +21,8 @@ from reference.state import Config, Copy, Sequence, require
 from reference.tree import Block, Tree
 
 
-class ReferenceLedger(Pools, Admitting, Running, Forks, Publishing, Reading):
-    """See docs/ledger.md and docs/groups.md: each method is one of their sections."""
+class ReferenceLedger(Pools, Admitting, Running, Forks, Publishing, Identity, Reading):
+    """See ledger.md, groups.md and identity.md in docs: each method is one of their sections."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -44,6 +45,8 @@ class ReferenceLedger(Pools, Admitting, Running, Forks, Publishing, Reading):
         self.claimed: set[int] = set()  # the `id()` of blocks, during `admit`
         self.claimed_side: set[tuple[int, int]] = set()  # (class, `id()`) of side pages
         self.counters: Counter[str] = Counter()
+        self.scopes = Numbers(config.num_pages, PLAIN_SCOPE)
+        self.media = Numbers(config.num_pages)
 
     def _sort_classes(self) -> None:
         """Sort the classes by what they keep; block records are one more class, a full one."""

@@ -151,7 +151,63 @@ def prompt(pair: Comparison, pick: Pick, longest: int) -> tuple[int, ...]:
     if texts and pick(0, 5) > 0:
         text = texts[pick(0, len(texts) - 1)]
         start = text if pick(0, 1) == 1 else text[: pick(0, len(text))]
-    return (start + tuple(pick(0, ALPHABET - 1) for _ in range(length - len(start))))[:length]
+    tokens = start + tuple(pick(0, ALPHABET - 1) for _ in range(length - len(start)))
+    return _with_media(pair, pick, tokens[:length])
+
+
+def _with_media(pair: Comparison, pick: Pick, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """Put a reference somewhere, often; leave out those that nobody holds, most of the time."""
+    held = [-1 - number for number in pair.model.media.values if pair.model.media.is_held(number)]
+    if held and pick(0, 3) == 3:
+        at = pick(0, len(tokens) - 1)
+        tokens = (*tokens[:at], held[pick(0, len(held) - 1)], *tokens[at + 1 :])
+    if pick(0, 29) == 29:
+        return tokens
+    return tuple(t if t >= 0 or t in held else 0 for t in tokens)
+
+
+def _scope(pair: Comparison, pick: Pick) -> int:
+    """Choose a scope that is held, seldom one that is not."""
+    if pick(0, 39) == 39:
+        return pick(0, 20)
+    held = [number for number in pair.model.scopes.values if pair.model.scopes.is_held(number)]
+    return (0, 0, 0, held[pick(0, min(2, len(held) - 1))], held[-1], -1)[pick(0, 5)]
+
+
+ADAPTERS = (None, ("7", 1), (7, 1), (7, 2), (0, 0), ("", 0))
+SALTS = (None, "", b"", "7", b"7")
+
+
+def intern_scope(pair: Comparison, pick: Pick) -> Operation:
+    """Choose fields that are easily taken for others; often many different ones."""
+    salt = SALTS[pick(0, len(SALTS) - 1)] if pick(0, 1) == 0 else f"tenant-{pick(0, 60)}"
+    return ("intern_scope", ADAPTERS[pick(0, len(ADAPTERS) - 1)], salt)
+
+
+def _number(pick: Pick, holds: dict[int, int]) -> int:
+    """Choose a number that is held; seldom any."""
+    held = [number for number, count in holds.items() if count > 0]
+    return held[pick(0, len(held) - 1)] if held and pick(0, 19) < 19 else pick(0, 30)
+
+
+def release_scope(pair: Comparison, pick: Pick) -> Operation:
+    return ("release_scope", _number(pick, pair.model.scopes.holds))
+
+
+def drop_scope(pair: Comparison, pick: Pick) -> Operation:
+    return ("drop_scope", _number(pick, pair.model.scopes.holds))
+
+
+def intern_media(pair: Comparison, pick: Pick) -> Operation:
+    known = list(pair.model.media.values.values())
+    if known and pick(0, 3) == 3:
+        return ("intern_media", *known[pick(0, len(known) - 1)])
+    length = pick(1, 2) if pick(0, 29) < 29 else 0
+    return ("intern_media", bytes([pick(0, 60)]) * (32 if pick(0, 29) < 29 else 31), length)
+
+
+def release_media(pair: Comparison, pick: Pick) -> Operation:
+    return ("release_media", -1 - _number(pick, pair.model.media.holds))
 
 
 def _leaves(pair: Comparison) -> list:
@@ -166,7 +222,7 @@ def _request(pair: Comparison, pick: Pick) -> Request:
         draft_from = (0, 0, 0, -1, pick(0, len(tokens)))[pick(0, 4)]
     return Request(
         prompt=tokens,
-        scope=(0, 0, 0, 0, 0, 0, 1, -1)[pick(0, 7)],
+        scope=_scope(pair, pick),
         first=len(tokens) if pick(0, 1) == 0 else pick(1, len(tokens)),
         max_total=min(len(tokens) + pick(0, limits.tokens_per_block * 2), limits.max_seq_len),
         draft_from=draft_from,
@@ -317,7 +373,7 @@ def release(pair: Comparison, pick: Pick) -> Operation:
 def match(pair: Comparison, pick: Pick) -> Operation:
     tokens = prompt(pair, pick, pair.config.max_seq_len)
     draft_from = pick(-1, len(tokens)) if pair.config.has_draft else -1
-    return ("match", tokens, (0, 0, 0, 1, -1)[pick(0, 4)], draft_from)
+    return ("match", tokens, _scope(pair, pick), draft_from)
 
 
 def moves(pair: Comparison, pick: Pick) -> Operation:
@@ -332,6 +388,8 @@ def reset_reuse_state(pair: Comparison, pick: Pick) -> Operation:
     return ("reset_reuse_state",)
 
 
+IDENTITY = (intern_media, release_media, intern_scope, release_scope, drop_scope)
+
 # How often each is tried by the seeded driver.
 WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     begin_step: 8,
@@ -345,4 +403,9 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     moves: 2,
     updates: 2,
     reset_reuse_state: 0.3,
+    intern_scope: 5,
+    release_scope: 4,
+    drop_scope: 1,
+    intern_media: 8,
+    release_media: 6,
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reference.state import COUNTERS, MAX_TOKEN, Sequence, SequencesOpen, require
-from reference.tree import Match
+from reference.state import COUNTERS, Sequence, SequencesOpen, require
+from reference.tree import Block, Match
 
 if TYPE_CHECKING:
     from reference.ledger import ReferenceLedger
@@ -23,8 +23,8 @@ class Reading:
 
     def match(self: ReferenceLedger, tokens: tuple[int, ...], scope: int, draft_from: int) -> int:
         """Return the usable length for exactly these tokens."""
-        require(all(0 <= t < MAX_TOKEN for t in tokens), "token out of range")
-        require(scope >= -1, "scope")
+        self.check_prompt(tokens)
+        self.check_scope(scope)
         require(draft_from >= -1, "draft_from")
         require(self.config.has_draft or draft_from == -1, "no draft here")
         match = self._match(tokens, scope, draft_from)
@@ -108,8 +108,13 @@ class Reading:
         """Give up every cached block."""
         if self.sequences:
             raise SequencesOpen(len(self.sequences))
+        self.give_up_blocks(self.tree.blocks)
+
+    def give_up_blocks(self: ReferenceLedger, blocks: list[Block]) -> None:
+        """Give up all blocks of some scopes, also while copies read them."""
         protected = self.protected()
-        for block in self.tree.blocks:
+        gone = {id(block) for block in blocks}
+        for block in blocks:
             self._give_up_cached(block, protected)
-        self.tree.blocks.clear()
-        self.copies.clear()
+        self.tree.blocks = [block for block in self.tree.blocks if id(block) not in gone]
+        self.copies = [copy for copy in self.copies if id(copy.block) not in gone]

@@ -106,8 +106,9 @@ class Tree:
             used = path[: -(-usable // self.tokens_per_block)]
             # Larger first; then draft-valid at the first branch; then the smallest text, a prefix
             # before what it begins, so that the choice does not depend on how the tree came to be.
+            # Media references, which are negative, stand after every ordinary token.
             text = tuple(t for b in used[-1:] for t in b.text)
-            key = (usable, tuple(b.draft_valid for b in used), (*(-t for t in text), 1))
+            key = (usable, tuple(b.draft_valid for b in used), (*(-(t % 2**32) for t in text), 1))
             if usable > 0 and (best_key is None or key > best_key):
                 best, best_key = Match(usable, tuple(path)), key
         return best

@@ -39,8 +39,11 @@ pub enum LedgerError {
         /// Largest value allowed.
         max: i64,
     },
-    /// A token outside `[0, 2^31)`.
-    #[error("token {position} of item {item} is {value}, must be in 0..=2147483647")]
+    /// A token outside `[0, 2^31)` that is no media reference that is held.
+    #[error(
+        "token {position} of item {item} is {value}, must be in 0..=2147483647{}",
+        if *value < 0 { ", or in a prompt a reference of intern_media" } else { "" }
+    )]
     Token {
         /// The item.
         item: usize,
@@ -160,6 +163,22 @@ pub enum LedgerError {
         /// How many are open.
         open: usize,
     },
+    /// A scope that was never interned, or that nobody holds any more.
+    #[error(
+        "scope[{item}] is {scope}, which is no scope that intern_scope gave and somebody holds"
+    )]
+    UnknownScope {
+        /// The item.
+        item: usize,
+        /// What was given.
+        scope: i64,
+    },
+    /// A media reference that was never given, or that nobody holds any more.
+    #[error("{reference} is no media reference that intern_media gave and somebody holds")]
+    UnknownMedia {
+        /// What was given.
+        reference: i64,
+    },
     /// An output buffer is too small; nothing was consumed.
     #[error("{argument} holds {len} rows, {required} are needed")]
     BufferTooSmall {
@@ -192,6 +211,8 @@ impl LedgerError {
             Self::AppendInsideKnown { .. } => "append_inside_known",
             Self::MovesNotTaken { .. } => "moves_not_taken",
             Self::SequencesOpen { .. } => "sequences_open",
+            Self::UnknownScope { .. } => "unknown_scope",
+            Self::UnknownMedia { .. } => "unknown_media",
             Self::BufferTooSmall { .. } => "buffer_too_small",
         }
     }
@@ -285,6 +306,10 @@ impl LedgerError {
                 vec![("step", step.into()), ("moves", moves as i128)]
             }
             Self::SequencesOpen { open, .. } => vec![("open_sequences", open as i128)],
+            Self::UnknownScope { item, scope } => {
+                vec![("item", item as i128), ("scope", scope.into())]
+            }
+            Self::UnknownMedia { reference } => vec![("reference", reference.into())],
             Self::BufferTooSmall { len, required, .. } => {
                 vec![("len", len as i128), ("required", required as i128)]
             }

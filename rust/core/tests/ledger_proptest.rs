@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use tandemkv_core::ledger::{AdmitBatch, AdvanceBatch, Rows};
+use tandemkv_core::scope::{Salt, Scope};
 use tandemkv_core::{Ledger, LedgerConfig, LedgerError};
 
 /// One call. Numbers are choices among what the ledger's state offers, not arguments.
@@ -165,7 +166,15 @@ impl Driver {
     fn new(config: LedgerConfig) -> Self {
         let row = vec![vec![0; config.row_width() as usize]; config.num_pages.len()];
         let mirror = vec![row; config.max_sequences as usize];
-        let ledger = Ledger::new(config).expect("the strategy makes valid configurations");
+        let mut ledger = Ledger::new(config).expect("the strategy makes valid configurations");
+        let salt = Some(Salt::Bytes(vec![7]));
+        assert_eq!(
+            ledger.intern_scope(Scope {
+                adapter: None,
+                salt
+            }),
+            1
+        );
         let (open, closed) = (Vec::new(), Vec::new());
         Self {
             ledger,

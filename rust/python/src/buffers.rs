@@ -237,9 +237,9 @@ impl Output<i32> {
 
 /// Tokens, 32-bit in place or 64-bit converted.
 pub enum Tokens {
-    /// Read in place; a negative token shows as a value of 2^31 or more, which the core refuses.
+    /// Read in place; a negative token shows as a value of 2^31 or more.
     Narrow(Input<i32>),
-    /// Converted; a token outside 32 bits becomes `u32::MAX`, which the core refuses.
+    /// Converted; a token outside 32 bits becomes 2^31, which is no token and no media reference.
     Wide(Vec<u32>, Input<i64>),
 }
 
@@ -265,7 +265,7 @@ impl Tokens {
         let narrow = wide
             .slice()
             .iter()
-            .map(|&token| u32::try_from(token).unwrap_or(u32::MAX))
+            .map(|&token| i32::try_from(token).unwrap_or(i32::MIN).cast_unsigned())
             .collect();
         Ok(Self::Wide(narrow, wide))
     }

@@ -12,7 +12,8 @@ use tandemkv_core::{Ledger, LedgerConfig, LedgerError};
 use crate::arguments::{Prompts, StepNumber, TokenRows, as_given};
 use crate::buffers::{Input, Memory, Output, Tokens, disjoint};
 use crate::errors::{ledger_error, misuse};
-use crate::integer::{FROM_MINUS_ONE, FROM_ONE, FROM_ZERO, HANDLE, Integer, PAGES};
+use crate::identity;
+use crate::integer::{FROM_MINUS_ONE, FROM_ONE, FROM_ZERO, HANDLE, Integer, MEDIA, PAGES, SCOPE};
 use crate::views;
 
 /// Tokens in one call from which the GIL is released: below that a call takes less than a
@@ -284,6 +285,43 @@ impl PyLedger {
             .match_tokens(tokens.slice(), scope, draft_from);
         let given = |_, position| tokens.original(position);
         converted(py, result.map_err(|error| as_given(error, given)))
+    }
+
+    #[pyo3(signature = (adapter = None, salt = None))]
+    fn intern_scope(
+        &self,
+        py: Python<'_>,
+        adapter: Option<&Bound<'_, PyAny>>,
+        salt: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u32> {
+        let scope = identity::scope(adapter, salt)?;
+        Ok(self.lock(py)?.intern_scope(scope))
+    }
+
+    fn release_scope(&self, py: Python<'_>, scope: Integer) -> PyResult<()> {
+        let scope = scope.get(py, "scope", SCOPE)?;
+        converted(py, self.lock(py)?.release_scope(scope))
+    }
+
+    fn drop_scope(&self, py: Python<'_>, scope: Integer) -> PyResult<()> {
+        let scope = scope.get(py, "scope", SCOPE)?;
+        converted(py, self.lock(py)?.drop_scope(scope))
+    }
+
+    fn intern_media(
+        &self,
+        py: Python<'_>,
+        digest: &Bound<'_, PyAny>,
+        length: Integer,
+    ) -> PyResult<i32> {
+        let item = identity::media(digest, length)?;
+        let token = converted(py, self.lock(py)?.intern_media(item))?;
+        Ok(token.cast_signed())
+    }
+
+    fn release_media(&self, py: Python<'_>, reference: Integer) -> PyResult<()> {
+        let reference: i32 = reference.get(py, "reference", MEDIA)?;
+        converted(py, self.lock(py)?.release_media(reference.cast_unsigned()))
     }
 
     fn moves(&self, py: Python<'_>, out: &Bound<'_, PyAny>) -> PyResult<usize> {

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use tandemkv_core::ids::Token;
 use tandemkv_core::ledger::{Dump, NodeDump, SequenceDump};
 use tandemkv_core::stats::Stats;
 
@@ -85,8 +86,11 @@ fn node<'py>(py: Python<'py>, dump: &NodeDump) -> Dict<'py> {
     out.set_item("parent", dump.parent)?;
     out.set_item("scope", dump.scope)?;
     out.set_item("start", dump.start)?;
-    out.set_item("tokens", &dump.tokens)?;
-    out.set_item("tip", &dump.tip)?;
+    let signed =
+        |tokens: &[Token]| -> Vec<i32> { tokens.iter().map(|token| token.cast_signed()).collect() };
+    let tokens: Vec<Vec<i32>> = dump.tokens.iter().map(|block| signed(block)).collect();
+    out.set_item("tokens", tokens)?;
+    out.set_item("tip", signed(&dump.tip))?;
     out.set_item("covered", dump.covered)?;
     out.set_item("draft_valid", dump.draft_valid)?;
     out.set_item("pins", dump.pins)?;

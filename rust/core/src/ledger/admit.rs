@@ -129,7 +129,7 @@ impl Ledger {
         for (item, prompt) in batch.prompts.iter().enumerate() {
             let len = i64::try_from(prompt.len()).unwrap_or(i64::MAX);
             check_range("len(prompt)", item, len, 1, max_seq_len)?;
-            check_range("scope", item, batch.scope[item].into(), -1, i32::MAX.into())?;
+            self.check_scope(item, batch.scope[item])?;
             check_range("first", item, batch.first[item].into(), 1, i32::MAX.into())?;
             check_range("max_total", item, batch.max_total[item], len, max_seq_len)?;
             if let Some(draft_from) = batch.draft_from {
@@ -142,7 +142,7 @@ impl Ledger {
             }
             // Tokens that are not kept are not looked at.
             if self.config.reuse && batch.scope[item] >= 0 {
-                check_tokens(item, prompt)?;
+                self.check_prompt(item, prompt)?;
             }
         }
         Ok(())

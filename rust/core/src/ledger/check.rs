@@ -244,6 +244,7 @@ impl Ledger {
                 self.tree.evictable(),
                 self.tree.waiting_total(),
             ),
+            self.identity_state(),
         );
         hasher.update(format!("{rest:?}").as_bytes());
         *hasher.finalize().as_bytes()
@@ -260,6 +261,7 @@ impl Ledger {
         self.check_records();
         self.check_tree();
         self.check_sequences(&dump);
+        self.check_identity();
     }
 
     fn check_pages(&self, dump: &Dump) {

@@ -11,6 +11,7 @@
 //! | `publish.rs` | blocks entering the tree |
 //! | `fork.rs` | new sequences that continue open ones |
 //! | `release.rs` | the end of a sequence |
+//! | `identity.rs` | scopes and media |
 //! | `read.rs` | tables, updates, moves, statistics |
 //! | `tables.rs` | CSR, slot mappings and rows of slots |
 //! | `check.rs` | validation, dump and digest, for tests |
@@ -21,6 +22,7 @@ mod check;
 mod config;
 mod fork;
 mod grow;
+mod identity;
 mod publish;
 mod read;
 mod release;
@@ -39,6 +41,7 @@ pub use tables::Csr;
 use crate::blocks::Blocks;
 use crate::error::LedgerError;
 use crate::ids::{Handle, NodeId, PageIndex, Row};
+use crate::ledger::identity::Identity;
 use crate::pool::Pool;
 use crate::prefix::Tree;
 use crate::sequence::Sequence;
@@ -69,6 +72,7 @@ pub struct Ledger {
     /// Numbers the calls, to find handles that appear twice in one.
     calls: u64,
     counters: Counters,
+    identity: Identity,
 }
 
 impl Ledger {
@@ -108,6 +112,7 @@ impl Ledger {
             promised: 0,
             calls: 0,
             counters: Counters::default(),
+            identity: Identity::new(&config.num_pages),
             config,
         })
     }

@@ -2,7 +2,6 @@
 
 use crate::error::LedgerError;
 use crate::ids::{Handle, PageIndex, Row, Token};
-use crate::ledger::admit::check_tokens;
 use crate::ledger::{Ledger, check_len, check_range};
 use crate::stats::{ClassStats, Stats};
 
@@ -33,11 +32,11 @@ impl Ledger {
         scope: i32,
         draft_from: Option<i32>,
     ) -> Result<u32, LedgerError> {
-        check_range("scope", 0, scope.into(), -1, i32::MAX.into())?;
+        self.check_scope(0, scope)?;
         let max = if self.config.has_draft { i32::MAX } else { -1 };
         let draft_from = draft_from.unwrap_or(if self.config.has_draft { 0 } else { -1 });
         check_range("draft_from", 0, draft_from.into(), -1, max.into())?;
-        check_tokens(0, tokens)?;
+        self.check_prompt(0, tokens)?;
         if !self.config.reuse || scope < 0 {
             return Ok(0);
         }

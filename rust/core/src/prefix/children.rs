@@ -18,11 +18,11 @@ pub(crate) struct Entry {
 
 /// `draft_valid` and the first two tokens of a text, in the order of siblings. Heads that differ decide
 /// between two texts, so a search rarely has to read the children's own tokens; what a short text
-/// lacks counts as 0, and equal heads decide nothing.
+/// lacks counts as 0, and equal heads decide nothing. The last bit of the second token is left out.
 #[inline]
 pub(crate) fn head(draft_valid: bool, text: &[Token]) -> u64 {
     let token = |at| u64::from(text.get(at).copied().unwrap_or(0));
-    (u64::from(draft_valid) << 62) | (token(0) << 31) | token(1)
+    (u64::from(draft_valid) << 63) | (token(0) << 31) | (token(1) >> 1)
 }
 
 /// The children of one node. Most nodes have none or one.

@@ -10,10 +10,12 @@
 //! | `text.rs` | tokens of a run, comparison of siblings |
 //! | `find.rs` | matching, read-only |
 //! | `edit.rs` | making, splitting, merging and removing nodes |
+//! | `drop.rs` | giving up a scope |
 //! | `protect.rs` | pins, and what they protect |
 //! | `evict.rs` | claims and eviction |
 
 mod children;
+mod drop;
 mod edit;
 mod evict;
 mod find;

@@ -1,0 +1,261 @@
+//! Scopes and media of a ledger: interning, checking, and freeing what nothing uses.
+
+use std::collections::BTreeSet;
+
+use crate::error::LedgerError;
+use crate::ids::Token;
+use crate::interned::Interned;
+use crate::ledger::admit::tokens_in_range;
+use crate::ledger::{Ledger, check_range};
+use crate::media::{self, Media};
+use crate::scope::Scope;
+
+/// Pages for each number that is made before a search for unused ones: the search reads them all.
+const PAGES_PER_NUMBER: usize = 256;
+
+/// What the numbers in scopes and tokens stand for.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    pub scopes: Interned<Scope>,
+    pub media: Interned<Media>,
+}
+
+impl Identity {
+    pub(crate) fn new(num_pages: &[u32]) -> Self {
+        let pages = num_pages.iter().copied().min().unwrap_or(0) as usize;
+        let mut scopes = Interned::new(pages / PAGES_PER_NUMBER);
+        let plain = scopes.insert(Scope::default());
+        scopes.hold(plain);
+        // It is there from the start: nobody made it.
+        scopes.sweep(|_| true);
+        Self {
+            scopes,
+            media: Interned::new(pages / PAGES_PER_NUMBER),
+        }
+    }
+
+    /// Whether callers may use a token: an ordinary one, or a reference that is held.
+    fn is_token(&self, token: Token) -> bool {
+        media::number(token).is_none_or(|number| self.media.is_held(number))
+    }
+}
+
+impl Ledger {
+    /// The number of a scope; the caller holds it once more.
+    pub fn intern_scope(&mut self, scope: Scope) -> u32 {
+        let number = self.identity.scopes.find(&scope).unwrap_or_else(|| {
+            if self.identity.scopes.is_sweep_due() {
+                self.sweep_scopes();
+            }
+            self.identity.scopes.insert(scope)
+        });
+        if number > 0 {
+            self.identity.scopes.hold(number);
+        }
+        number
+    }
+
+    /// Gives a hold on a scope back. What is cached stays reusable.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::UnknownScope`] for a number that nobody holds.
+    pub fn release_scope(&mut self, scope: u32) -> Result<(), LedgerError> {
+        self.check_number(scope)?;
+        if scope > 0 {
+            self.identity.scopes.release(scope);
+        }
+        Ok(())
+    }
+
+    /// Gives up every cached block of a scope and gives a hold on it back; without another one its
+    /// number is free.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::UnknownScope`] for a number that nobody holds; [`LedgerError::SequencesOpen`] while
+    /// sequences of the scope are open.
+    pub fn drop_scope(&mut self, scope: u32) -> Result<(), LedgerError> {
+        self.check_number(scope)?;
+        let number = scope.cast_signed();
+        let of_scope = |seq: &&crate::sequence::Sequence| seq.open && seq.scope == number;
+        let open = self.sequences.iter().filter(of_scope).count();
+        if open > 0 {
+            return Err(LedgerError::SequencesOpen {
+                call: "drop_scope",
+                open,
+            });
+        }
+        self.drop_cached(number);
+        if scope > 0 && !self.identity.scopes.release(scope) {
+            self.identity.scopes.remove(scope);
+        }
+        Ok(())
+    }
+
+    fn check_number(&self, scope: u32) -> Result<(), LedgerError> {
+        if self.identity.scopes.is_held(scope) {
+            Ok(())
+        } else {
+            Err(LedgerError::UnknownScope {
+                item: 0,
+                scope: scope.into(),
+            })
+        }
+    }
+
+    /// Gives up the blocks below the root of a scope in which nothing is open.
+    fn drop_cached(&mut self, scope: i32) {
+        // Copies in flight read pages that are fenced then; their nodes go as well.
+        let copies = std::mem::take(&mut self.copies);
+        for (step, source) in copies {
+            if self.tree.node(source).scope == scope {
+                self.tree.unpin(source, &self.blocks, &self.steps);
+            } else {
+                self.copies.push((step, source));
+            }
+        }
+        let steps = &self.steps;
+        self.tree
+            .drop_scope(scope, &mut self.blocks, &mut self.pools, steps);
+    }
+
+    /// Checks the scope of one item: -1, or a number that is held.
+    pub(crate) fn check_scope(&self, item: usize, scope: i32) -> Result<(), LedgerError> {
+        check_range("scope", item, scope.into(), -1, i32::MAX.into())?;
+        let Ok(number) = u32::try_from(scope) else {
+            return Ok(());
+        };
+        if self.identity.scopes.is_held(number) {
+            Ok(())
+        } else {
+            Err(LedgerError::UnknownScope {
+                item,
+                scope: scope.into(),
+            })
+        }
+    }
+
+    fn sweep_scopes(&mut self) {
+        let open = self.open_scopes();
+        let roots = &self.tree.roots;
+        self.identity.scopes.sweep(|number| {
+            let scope = number.cast_signed();
+            open.contains(&scope) || roots.contains_key(&scope)
+        });
+    }
+
+    /// Scopes of open sequences.
+    fn open_scopes(&self) -> BTreeSet<i32> {
+        let open = self.sequences.iter().filter(|seq| seq.open);
+        open.map(|seq| seq.scope).collect()
+    }
+
+    /// The token that refers to an item of media; the caller holds it once more.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::OutOfRange`] for a length of 0 or above 2^31 - 1.
+    pub fn intern_media(&mut self, item: Media) -> Result<Token, LedgerError> {
+        check_range("length", 0, item.length.into(), 1, i32::MAX.into())?;
+        let number = self.identity.media.find(&item).unwrap_or_else(|| {
+            if self.identity.media.is_sweep_due() {
+                let used = self.used_media();
+                self.identity.media.sweep(|number| used.contains(&number));
+            }
+            self.identity.media.insert(item)
+        });
+        assert!(number <= media::LARGEST, "2^31 items of media are in use");
+        self.identity.media.hold(number);
+        Ok(media::reference(number))
+    }
+
+    /// Gives a hold on an item of media back. What is cached stays reusable.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::UnknownMedia`] for a token that refers to nothing, or to what nobody holds.
+    pub fn release_media(&mut self, token: Token) -> Result<(), LedgerError> {
+        match media::number(token) {
+            Some(number) if self.identity.media.is_held(number) => {
+                self.identity.media.release(number);
+                Ok(())
+            }
+            _ => Err(LedgerError::UnknownMedia {
+                reference: token.cast_signed().into(),
+            }),
+        }
+    }
+
+    /// Checks the tokens of one prompt: ordinary ones, and references that are held.
+    #[inline]
+    pub(crate) fn check_prompt(&self, item: usize, tokens: &[Token]) -> Result<(), LedgerError> {
+        if tokens_in_range(tokens) {
+            return Ok(());
+        }
+        let wrong = |&token: &Token| !self.identity.is_token(token);
+        match tokens.iter().position(wrong) {
+            None => Ok(()),
+            Some(position) => Err(LedgerError::Token {
+                item,
+                position,
+                value: tokens[position].cast_signed().into(),
+            }),
+        }
+    }
+
+    /// What later answers depend on, for the digest.
+    pub(crate) fn identity_state(&self) -> impl std::fmt::Debug + '_ {
+        let (scopes, media) = (&self.identity.scopes, &self.identity.media);
+        (
+            (scopes.iter().collect::<Vec<_>>(), scopes.sweep_state()),
+            (media.iter().collect::<Vec<_>>(), media.sweep_state()),
+        )
+    }
+
+    /// Checks that what is in use has a number.
+    pub(crate) fn check_identity(&self) {
+        let (scopes, media) = (&self.identity.scopes, &self.identity.media);
+        scopes.validate();
+        media.validate();
+        let open = self.open_scopes();
+        for &scope in self.tree.roots.keys().chain(&open) {
+            let known = u32::try_from(scope).is_ok_and(|number| scopes.get(number).is_some());
+            assert!(scope == -1 || known, "scope {scope} is in use");
+        }
+        for number in self.used_media() {
+            assert!(media.get(number).is_some(), "media {number} is in use");
+        }
+    }
+
+    /// Numbers of media in cached blocks and in sequences whose tokens are kept.
+    fn used_media(&self) -> BTreeSet<u32> {
+        let mut used = BTreeSet::new();
+        let mut read = |tokens: &[Token]| {
+            if !tokens_in_range(tokens) {
+                used.extend(tokens.iter().copied().filter_map(media::number));
+            }
+        };
+        for id in self.tree.walk() {
+            let node = self.tree.node(id);
+            for &block in node.blocks() {
+                let size = node
+                    .partial
+                    .map_or(self.blocks.tokens_per_block(), |part| part.tokens as usize);
+                read(&self.blocks.tokens(block)[..size]);
+            }
+            read(&node.tip);
+        }
+        for seq in self.sequences.iter().filter(|seq| seq.open) {
+            let size = self.blocks.tokens_per_block();
+            let placed = seq.known as usize - seq.pending().len();
+            let mut at = seq.published as usize * size;
+            for &block in &seq.blocks {
+                read(&self.blocks.tokens(block)[..placed.saturating_sub(at).min(size)]);
+                at += size;
+            }
+            read(seq.pending());
+        }
+        used
+    }
+}
