@@ -171,7 +171,7 @@ def _scope(pair: Comparison, pick: Pick) -> int:
     if pick(0, 39) == 39:
         return pick(0, 20)
     held = [number for number in pair.model.scopes.values if pair.model.scopes.is_held(number)]
-    return (0, 0, 0, held[pick(0, min(2, len(held) - 1))], held[-1], -1)[pick(0, 5)]
+    return (0, 0, 0, held[min(1, len(held) - 1)], held[pick(0, len(held) - 1)], -1)[pick(0, 5)]
 
 
 ADAPTERS = (None, ("7", 1), (7, 1), (7, 2), (0, 0), ("", 0))
