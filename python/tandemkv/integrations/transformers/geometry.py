@@ -1,0 +1,69 @@
+"""From a loaded model to the geometry that a plan is made of, and back to check it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tandemkv.errors import GeometryError
+from tandemkv.geometry import ModelGeometry
+from tandemkv.geometry.layers import Layer, Role
+from tandemkv.integrations.transformers.errors import PagedCacheError
+from tandemkv.managers.views import RoleView
+
+KV_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+"""The dtypes in which a model may hand its keys and values to a pool."""
+
+
+def geometry_of(model: Any, *, role: Role = "target") -> ModelGeometry:
+    """Return the layers of a loaded model, with the KV in the dtype that the model computes in.
+
+    Args:
+        model: a `PreTrainedModel` for causal language modelling.
+        role: what the model is to the pair: `target` or `draft`.
+
+    Raises:
+        GeometryError: the model's dtype is none of fp32, fp16 and bf16, or its config cannot be
+            read; the message names the field.
+        UnsupportedModelError: a model type that is not known.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if model.dtype not in KV_DTYPES:
+        raise GeometryError(
+            f"the model computes in {model.dtype}; supported: "
+            f"{', '.join(str(dtype) for dtype in KV_DTYPES)}",
+            field="dtype",
+            value=str(model.dtype),
+        )
+    geometry = ModelGeometry.from_hf(config.to_dict(), kv_dtype=KV_DTYPES[model.dtype])
+    # The role is set afterwards: read as a draft, some configs mean their MTP module instead.
+    return replace(geometry, role=role)
+
+
+def check_model(model: Any, view: RoleView) -> None:
+    """Refuse a model whose layers are not those that the pools were built for.
+
+    Raises:
+        PagedCacheError: names the first layer that differs.
+        GeometryError: see `geometry_of`.
+    """
+    own = geometry_of(model).layers
+    planned = view.layers
+    if len(own) != len(planned):
+        raise PagedCacheError(
+            f"the model has {len(own)} layers, the {view.role} of the plan {len(planned)}"
+        )
+    for index, (layer, other) in enumerate(zip(own, planned, strict=True)):
+        if layer != other:
+            raise PagedCacheError(
+                f"layer {index} of the model is {_describe(layer)}; the {view.role} of the plan "
+                f"has {_describe(other)}"
+            )
+
+
+def _describe(layer: Layer) -> str:
+    fields = ("num_kv_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim", "window", "kv_dtype")
+    values = ((name, getattr(layer, name)) for name in fields)
+    return f"{layer.kind} with " + ", ".join(f"{n} {v}" for n, v in values if v is not None)

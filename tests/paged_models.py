@@ -1,0 +1,127 @@
+"""Tiny random models for the tests of `tandemkv.integrations.transformers`, and their managers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, MistralConfig
+from transformers import Qwen3Config as _Qwen3Config
+
+import tandemkv as tkv
+from tandemkv.integrations.transformers import geometry_of
+
+VOCAB = 128
+_COMMON = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": VOCAB,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    # Far above the default, which gives nearly the same logits whatever the context is.
+    "initializer_range": 0.2,
+    "max_position_embeddings": 512,
+}
+CONFIGS: dict[str, Any] = {
+    "llama": lambda n: LlamaConfig(num_hidden_layers=n, num_key_value_heads=2, **_COMMON),
+    "qwen3": lambda n: _Qwen3Config(
+        num_hidden_layers=n, num_key_value_heads=1, head_dim=24, **_COMMON
+    ),
+    "mistral": lambda n: MistralConfig(
+        num_hidden_layers=n, num_key_value_heads=4, sliding_window=None, **_COMMON
+    ),
+    "deepseek_v3": lambda n: DeepseekV3Config(
+        num_hidden_layers=n,
+        num_key_value_heads=4,
+        kv_lora_rank=16,
+        q_lora_rank=None,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=12,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        **_COMMON,
+    ),
+}
+
+
+def make_model(name: str, *, num_layers: int = 2, seed: int = 0) -> Any:
+    """Return a model of two layers with random weights, in float32."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name](num_layers), dtype=torch.float32)
+    return model.eval()
+
+
+def make_draft(model: Any, *, noise: float = 0.02) -> Any:
+    """Return a copy of a model with noise on its weights, which guesses some tokens right."""
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.add_(noise * torch.randn(weight.shape, generator=generator))
+    config = draft.generation_config
+    config.num_assistant_tokens_schedule = "constant"
+    config.assistant_confidence_threshold = 0.0
+    return draft
+
+
+def make_managers(
+    model: Any,
+    draft: Any = None,
+    *,
+    tokens_per_block: int = 16,
+    max_draft_len: int = 4,
+    max_tokens: int = 1024,
+    max_batch_size: int = 16,
+    reuse: bool = True,
+) -> tkv.Managers:
+    """Return managers whose pools hold `max_tokens` tokens, rounded down to whole blocks."""
+    speculative = None
+    if draft is not None:
+        speculative = tkv.SpeculativeConfig(
+            mode="draft_target_one_model", max_draft_len=max_draft_len
+        )
+    plan = tkv.plan(
+        geometry_of(model),
+        None if draft is None else geometry_of(draft, role="draft"),
+        config=tkv.KvCacheConfig(
+            max_gpu_total_bytes="64MiB",
+            tokens_per_block=tokens_per_block,
+            max_batch_size=max_batch_size,
+            max_seq_len=256,
+            max_tokens=max_tokens,
+            enable_block_reuse=reuse,
+            num_dummy_requests=0,
+        ),
+        speculative=speculative,
+    )
+    return tkv.build_managers(plan, backend="torch")
+
+
+def make_prompts(*lens: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random prompts of these lengths, padded on the left, and their attention mask."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.zeros((len(lens), max(lens)), dtype=torch.int64)
+    for row, length in enumerate(lens):
+        ids[row, -length:] = torch.randint(1, VOCAB, (length,), generator=generator)
+    return ids, (ids != 0).long()
+
+
+def assert_empty(managers: tkv.Managers) -> None:
+    """No request is open, and every page is free or cached."""
+    managers.ledger.validate()
+    stats = managers.ledger.stats()
+    assert stats["open_sequences"] == stats["open_steps"] == 0
+    for pages in stats["classes"]:
+        assert pages["live"] == pages["fenced"] == 0
+    managers.reset_reuse_state()
+    for pages in managers.ledger.stats()["classes"]:
+        assert pages["free"] == pages["total"] - 1
