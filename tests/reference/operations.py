@@ -57,6 +57,7 @@ CLASS_KINDS: dict[str, tuple[Callable[[Pick, int], LifetimeRule], ...]] = {
     "full, cross": (_full, _cross),
     "full, sliding, state": (_full, _sliding, _state),
     "sliding": (_sliding,),
+    "sinks, state": (_sinks, _state),
     "state": (_state,),
 }
 
