@@ -25,9 +25,18 @@ EXPECTED_OUTCOMES = {
     *("release_scope error", "drop_scope error", "intern_media error", "release_media error"),
     *("match error", "scope number freed", "media number freed"),
     *("hit with media", "hit in a scope"),
+    *("fits", "fits_blocks", "reclaimable", "victims", "explain_match"),
+    *(f"{name} error" for name in ("fits", "fits_blocks", "reclaimable", "victims")),
+    *(f"fits {answer}" for answer in (0, -1, -2, -3)),
+    *(f"fits_blocks {answer}" for answer in (0, -1, -2, -3)),
+    *(f"victims {chosen}" for chosen in (0, 1, 2)),
+    *(f"missed {reason}" for reason in ("reuse_off", "private", "lookahead", "draft", "scope")),
+    *(f"missed {reason}" for reason in ("tokens", "end_of_cached_text", "partial")),
+    "missed first_token_must_run",
 }
 EXPECTED_COUNTERS = {
     *("hit_tokens", "target_only_hits", "published_blocks", "rebased_blocks", "evicted_blocks"),
+    *(f"missed_{reason}_tokens" for reason in ("private", "text", "last", "copy")),
     *("copied_blocks", "grown_blocks", "accepted_tokens", "rewound_tokens", "released"),
     *("forked", "refused_forks"),
 }

@@ -59,6 +59,18 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pair.apply(*operations.match(self.pair, pick_from(data)))
 
     @rule(data=DATA)
+    def ask(self, data: st.DataObject) -> None:
+        pick = pick_from(data)
+        kinds = (
+            operations.fits,
+            operations.fits_blocks,
+            operations.reclaimable,
+            operations.victims,
+            operations.explain_match,
+        )
+        self.pair.apply(*kinds[pick(0, 4)](self.pair, pick))
+
+    @rule(data=DATA)
     def read(self, data: st.DataObject) -> None:
         pick = pick_from(data)
         kind = (operations.moves, operations.updates)[pick(0, 1)]

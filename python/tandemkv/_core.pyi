@@ -191,6 +191,7 @@ class Ledger:
         reuse: whether blocks are published and matched.
         partial_reuse: whether a hit may end inside a block.
         same_stream: later work is ordered after earlier work, so pages need no fence.
+        watermark_blocks: blocks per class that admissions leave to the growth of open sequences.
     """
 
     def __new__(
@@ -207,6 +208,7 @@ class Ledger:
         reuse: bool = True,
         partial_reuse: bool = True,
         same_stream: bool = False,
+        watermark_blocks: int = 0,
     ) -> Ledger: ...
     @property
     def tokens_per_block(self) -> int: ...
@@ -281,6 +283,50 @@ class Ledger:
         """
     def release_media(self, reference: int) -> None:
         """Give a hold on an item of media back; what is cached stays reusable."""
+    def fits(
+        self,
+        prompts: Sequence[_Tokens] | tuple[_Tokens, _I64],
+        scope: _I32,
+        first: _I32,
+        max_total: _I64,
+        draft_from: _I32 | None,
+        answer: _I32,
+        hit: _I32,
+    ) -> int:
+        """Write what `admit` would answer to each request alone now; return how many fit.
+
+        `answer` is 0 or the negative reason, `hit` what the admission would find, 0 for a refusal.
+        Nothing changes, recency included.
+        """
+    def fits_blocks(
+        self, length: _I64, hit: _I64, first: _I32, max_total: _I64, answer: _I32
+    ) -> int:
+        """Write the same for prompts of known length and hit, in constant time per class.
+
+        It counts every block of a hit as evictable now, so it never says 0 where `admit` refuses;
+        a -1 may be wrong where open sequences stand on the hit already. With hit 0 it is exact.
+        """
+    def reclaimable(self, handle: _I64, pages: _I64) -> None:
+        """Write the pages that would become allocatable if only this sequence were released.
+
+        `pages` is `[n, classes]`. Steps open now count as completed; see docs/scheduling.md.
+        """
+    def victims(self, handle: _I64, need: _I64, chosen: _U8) -> int:
+        """Choose which sequences to release so that `need[c]` pages per class become allocatable.
+
+        `handle` lists them, the most dispensable first; `chosen[i]` becomes 1 or 0. Return how many
+        are chosen: 0 if all of them together do not give enough, or if nothing is needed.
+        """
+    def explain_match(
+        self, tokens: _Tokens, scope: int = 0, draft_from: int | None = None
+    ) -> dict[str, Any]:
+        """Say how far a prompt matches, and why no further.
+
+        `tokens` (given), `matched` (agreement with the scope's text), `usable` (what `match`
+        answers), `hit` (what an admission would use), and `missed`: ranges from `hit` to the end,
+        ascending, each a dict with `reason`, `position`, `tokens`, and `scope` where another scope
+        has the text. docs/scheduling.md lists the reasons.
+        """
     def moves(self, out: _I32) -> int: ...
     def table(self, handle: _I64, dst: _I32, used: _I32) -> None: ...
     def updates(self, out: _I32) -> int: ...
@@ -293,17 +339,18 @@ class Ledger:
     def stats(self) -> dict[str, Any]:
         """Return counts by state and counters since the start.
 
-        `classes`: a list with `total`, `reserved`, `free`, `fenced`, `live`, `cached`,
-        `evictable` (part of cached) per class; `open_sequences`, `promised`, `open_steps`,
+        `classes`: a list with `total`, `reserved`, `free`, `fenced`, `live`, `cached`, and parts of
+        cached: `protected`, `evictable`, per class; `open_sequences`, `promised`, `open_steps`,
         `newest_step`, `nodes`, `cached_blocks`, and the counters `admitted`, `forked`,
         `refused_forks`, `refused_now`, `refused_never`, `refused_rows`, `prompt_tokens`,
-        `hit_tokens`, `target_only_hits`, `published_blocks`, `rebased_blocks`, `evicted_blocks`,
-        `copied_blocks`, `grown_blocks`, `refused_grows`, `accepted_tokens`, `rewound_tokens`,
-        `released`. Unpublished pages that forks share are counted once.
+        `hit_tokens`, `missed_private_tokens`, `missed_text_tokens`, `missed_last_tokens`,
+        `missed_copy_tokens`, `target_only_hits`, `published_blocks`, `rebased_blocks`,
+        `evicted_blocks`, `copied_blocks`, `grown_blocks`, `refused_grows`, `accepted_tokens`,
+        `rewound_tokens`, `released`. Unpublished pages that forks share are counted once.
 
         `accepted_tokens` counts every token that `advance` appended: accepted draft tokens, bonus
         tokens and those sampled after a prompt. `rewound_tokens` counts positions that ran and
-        were given back.
+        were given back. Hit and missed tokens add up to `prompt_tokens`.
         """
     def reset_reuse_state(self) -> None: ...
     def digest(self) -> bytes: ...

@@ -22,6 +22,12 @@ from reference.tree import Block, Match
 if TYPE_CHECKING:
     from reference.ledger import ReferenceLedger
 
+_REFUSALS = {
+    REFUSED_NOW: "refused_now",
+    REFUSED_NEVER: "refused_never",
+    REFUSED_ROWS: "refused_rows",
+}
+
 
 class Admitting:
     """What `ReferenceLedger` does to take requests in."""
@@ -56,8 +62,11 @@ class Admitting:
         return self.counters["evicted_blocks"] + self.counters["evicted_side_pages"]
 
     def _check_admit(self: ReferenceLedger, step: int, items: list[Request]) -> None:
-        config = self.config
         require(step in self.open_steps, "step is not open")
+        self._check_requests(items)
+
+    def _check_requests(self: ReferenceLedger, items: list[Request]) -> None:
+        config = self.config
         for item in items:
             require(len(item.prompt) > 0, "empty prompt")
             kept = self.publishes(item)
@@ -72,20 +81,31 @@ class Admitting:
     def _admit_one(
         self: ReferenceLedger, step: int, item: Request, match: Match
     ) -> tuple[int, int]:
+        plan = self._decide(item, match)
+        if not isinstance(plan, Admission):
+            self.counters[_REFUSALS[plan]] += 1
+            return plan, 0
+        self._count_misses(item, match, plan)
         row = self._free_row()
-        if row is None:
-            self.counters["refused_rows"] += 1
-            return REFUSED_ROWS, 0
-        if any(self._worst(cls, item) > usable for cls, usable in enumerate(self.usable)):
-            self.counters["refused_never"] += 1
-            return REFUSED_NEVER, 0
+        assert row is not None
+        return self._act(step, item, plan, row), plan.hit
+
+    def _refuse(self: ReferenceLedger, item: Request) -> int | None:
+        """Return the reason why nothing about the pages now can help a request, if there is one."""
+        if self._free_row() is None:
+            return REFUSED_ROWS
+        too_large = any(self._worst(cls, item) > usable for cls, usable in enumerate(self.usable))
+        return REFUSED_NEVER if too_large else None
+
+    def _decide(self: ReferenceLedger, item: Request, match: Match) -> Admission | int:
+        """Return what a request takes, or the reason why it cannot have it."""
+        refusal = self._refuse(item)
+        if refusal is not None:
+            return refusal
         plan = self._plan(item, match)
         if not self._fits(plan) and plan.source is not None:
             plan = self._plan(item, self._without_copy(match))
-        if not self._fits(plan):
-            self.counters["refused_now"] += 1
-            return REFUSED_NOW, 0
-        return self._act(step, item, plan, row), plan.hit
+        return plan if self._fits(plan) else REFUSED_NOW
 
     def _free_row(self: ReferenceLedger) -> int | None:
         rows = range(self.config.max_sequences)
@@ -223,10 +243,15 @@ class Admitting:
             for block in self.evictable_in(cls):
                 is_side = cls in self.side_classes
                 available += (cls, id(block)) not in side if is_side else id(block) not in wanted
-            promised = sum(self.promise(seq, cls) for seq in self.sequences.values())
-            if whole + promised > available:
+            if whole + self._kept_pages(cls) > available:
                 return False
         return True
+
+    def _kept_pages(self: ReferenceLedger, cls: int) -> int:
+        """Count the pages of a class that an admission leaves to what runs already."""
+        grows = cls in self.full_classes or cls in self.windowed_classes
+        watermark = self.config.watermark_blocks if self.sequences and grows else 0
+        return watermark + sum(self.promise(seq, cls) for seq in self.sequences.values())
 
     def _act(self: ReferenceLedger, step: int, item: Request, plan: Admission, row: int) -> int:
         self.generations[row] += 1

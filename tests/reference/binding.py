@@ -56,24 +56,46 @@ class CoreLedger:
         self, step: int, items: list[Request], stop_at_first: bool = False
     ) -> tuple[int, list[int], list[int]]:
         handle, hit = np.full(len(items), 99, np.int64), np.full(len(items), 99, np.int32)
+        count = self.core.admit(step, *self._requests(items), handle, hit, stop_at_first)
+        return count, handle.tolist(), hit.tolist()
+
+    def _requests(self, items: list[Request]) -> tuple[Any, ...]:
         prompts: Any = [np.array(item.prompt, dtype=self.dtype) for item in items]
         if self.flat:
             offsets = np.cumsum([0, *(len(prompt) for prompt in prompts)], dtype=np.int64)
             flat = np.concatenate(prompts) if prompts else np.zeros(0, self.dtype)
             prompts = (flat.astype(self.dtype), offsets)
         draft_from = _i32([item.draft_from for item in items])
-        count = self.core.admit(
-            step,
+        return (
             prompts,
             _i32([item.scope for item in items]),
             _i32([item.first for item in items]),
             _i64([item.max_total for item in items]),
             draft_from if self.config.has_draft or np.any(draft_from != -1) else None,
-            handle,
-            hit,
-            stop_at_first,
         )
-        return count, handle.tolist(), hit.tolist()
+
+    def fits(self, items: list[Request]) -> tuple[int, list[int], list[int]]:
+        answer, hit = np.full(len(items), 99, np.int32), np.full(len(items), 99, np.int32)
+        count = self.core.fits(*self._requests(items), answer, hit)
+        return count, answer.tolist(), hit.tolist()
+
+    def fits_blocks(self, items: list[tuple[int, int, int, int]]) -> tuple[int, list[int]]:
+        answer = np.full(len(items), 99, np.int32)
+        length, hit, first, max_total = ([item[at] for item in items] for at in range(4))
+        count = self.core.fits_blocks(_i64(length), _i64(hit), _i32(first), _i64(max_total), answer)
+        return count, answer.tolist()
+
+    def reclaimable(self, handles: list[int]) -> list[list[int]]:
+        pages = np.full((len(handles), self.num_classes), -7, np.int64)
+        self.core.reclaimable(_i64(handles), pages)
+        return pages.tolist()
+
+    def victims(self, handles: list[int], need: list[int]) -> tuple[int, list[int]]:
+        chosen = np.full(len(handles), 7, np.uint8)
+        return self.core.victims(_i64(handles), _i64(need), chosen), chosen.tolist()
+
+    def explain_match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> dict[str, Any]:
+        return self.core.explain_match(np.array(tokens, dtype=self.dtype), scope, draft_from)
 
     def fork(self, step: int, parents: list[int]) -> tuple[int, list[int]]:
         out = np.full(len(parents), 99, np.int64)

@@ -21,6 +21,9 @@ from tandemkv.errors import BufferTooSmallError, LedgerError, SequencesOpenError
 
 Operation = tuple[Any, ...]
 
+# What only answers, and leaves the digest as it was.
+READ_ONLY = {"match", "fits", "fits_blocks", "reclaimable", "victims", "explain_match"}
+
 
 def apply_ops(config: Config, operations: Iterable[Operation], **options: Any) -> Comparison:
     """Apply the operations one after the other; return the pair in its final state."""
@@ -81,7 +84,7 @@ class Comparison:
             if name == "moves":
                 expected = self._expected_moves(answer)
             assert answer == expected, f"{name}: core {answer}, reference {expected}"
-        if error is not None or name == "match" or self._all_refused(name, expected):
+        if error is not None or name in READ_ONLY or self._all_refused(name, expected):
             self._check_unchanged(before, name)
         self._count(name, error, expected)
         self.check()
@@ -139,6 +142,12 @@ class Comparison:
             for item, hit in zip(self.applied[-1][2], answer[2], strict=True):
                 self.outcomes["hit with media"] += any(t < 0 for t in item.prompt[:hit])
                 self.outcomes["hit in a scope"] += hit > 0 and item.scope > 0
+        if name in {"fits", "fits_blocks"} and answer is not None:
+            self.outcomes.update(f"{name} {reason}" for reason in answer[1])
+        if name == "victims" and answer is not None:
+            self.outcomes[f"victims {min(answer[0], 2)}"] += 1
+        if name == "explain_match" and answer is not None:
+            self.outcomes.update(f"missed {miss['reason']}" for miss in answer["missed"])
         if name == "moves" and answer:
             self.outcomes["moves queued"] += 1
 

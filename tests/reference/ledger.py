@@ -14,6 +14,7 @@ from reference.fork import Forks
 from reference.identity import PLAIN_SCOPE, Identity, Numbers
 from reference.lifetimes import CROSS, FULL, STATE, Lifetime
 from reference.pools import Pools
+from reference.probes import Probes
 from reference.publishing import Publishing
 from reference.reading import Reading
 from reference.running import Running
@@ -21,7 +22,7 @@ from reference.state import Config, Copy, Sequence, require
 from reference.tree import Block, Tree
 
 
-class ReferenceLedger(Pools, Admitting, Running, Forks, Publishing, Identity, Reading):
+class ReferenceLedger(Pools, Admitting, Running, Forks, Publishing, Identity, Reading, Probes):
     """See ledger.md, groups.md and identity.md in docs: each method is one of their sections."""
 
     def __init__(self, config: Config) -> None:

@@ -98,6 +98,7 @@ def config(pick: Pick, kinds: Sequence_[str] = COMPARED) -> Config:
         else 0,
         num_blocks=pick(fewest, most) if has_records else None,
         snapshot_interval=tpb * pick(0, 2) if "recurrent_state" in names else 0,
+        watermark_blocks=(0, 0, pick(0, 4))[pick(0, 2)],
     )
 
 
@@ -377,6 +378,56 @@ def match(pair: Comparison, pick: Pick) -> Operation:
     return ("match", tokens, _scope(pair, pick), draft_from)
 
 
+def fits(pair: Comparison, pick: Pick) -> Operation:
+    items = [_request(pair, pick) for _ in range(pick(1, 3))]
+    if pick(0, 19) == 19:
+        items[pick(0, len(items) - 1)] = _broken_request(pair, pick, items[0])
+    return ("fits", items)
+
+
+def fits_blocks(pair: Comparison, pick: Pick) -> Operation:
+    limits = pair.config
+    items = []
+    for _ in range(pick(1, 3)):
+        length = pick(1, limits.max_seq_len)
+        hit = pick(0, length - 1) if limits.reuse else 0
+        hit -= 0 if limits.partial_reuse else hit % limits.tokens_per_block
+        max_total = min(length + pick(0, limits.tokens_per_block * 2), limits.max_seq_len)
+        items.append((length, hit, pick(1, length), max_total))
+    if pick(0, 19) == 19:
+        length, hit, first, max_total = items[-1]
+        items[-1] = (
+            (0, 0, first, max_total),
+            (length, length, first, max_total),
+            (length, -1, first, max_total),
+            (length, 1, first, max_total),
+            (length, hit, 0, max_total),
+            (length, hit, first, length - 1),
+            (length, hit, first, limits.max_seq_len + 1),
+        )[pick(0, 6)]
+    return ("fits_blocks", items)
+
+
+def reclaimable(pair: Comparison, pick: Pick) -> Operation:
+    chosen = _some(pick, list(pair.model.sequences.values()))
+    return ("reclaimable", _repeat_one(pick, [_handle(pair, pick, seq.handle) for seq in chosen]))
+
+
+def victims(pair: Comparison, pick: Pick) -> Operation:
+    chosen = _some(pick, list(pair.model.sequences.values()))
+    handles = _repeat_one(pick, [_handle(pair, pick, seq.handle) for seq in chosen])
+    most = min(pair.config.num_pages)
+    return (
+        "victims",
+        handles,
+        [pick(0 if pick(0, 19) else -1, most) for _ in pair.config.num_pages],
+    )
+
+
+def explain_match(pair: Comparison, pick: Pick) -> Operation:
+    return ("explain_match", *match(pair, pick)[1:])
+
+
 def moves(pair: Comparison, pick: Pick) -> Operation:
     return ("moves",)
 
@@ -401,6 +452,11 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     advance: 30,
     release: 14,
     match: 4,
+    fits: 4,
+    fits_blocks: 2,
+    reclaimable: 3,
+    victims: 4,
+    explain_match: 4,
     moves: 2,
     updates: 2,
     reset_reuse_state: 0.3,

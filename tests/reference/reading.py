@@ -88,6 +88,7 @@ class Reading:
                 "fenced": sum(at == cls for at, _ in self.fenced),
                 "live": len(set(self.private_pages(cls))),
                 "cached": len(self.cached_pages(cls)),
+                "protected": self._num_protected(cls),
                 "evictable": len(self.evictable_in(cls)),
             }
             classes.append(counts)

@@ -130,7 +130,8 @@ class Scenario:
         """Return the pages by state; check that they add up."""
         counts = dict(self.stats()["classes"][cls])
         total = counts.pop("total")
-        evictable = counts.pop("evictable")
+        parts = {name: counts.pop(name) for name in ("protected", "evictable")}
         assert sum(counts.values()) == total
-        assert 0 <= evictable <= counts["cached"]
-        return {**counts, "evictable": evictable}
+        assert min(parts.values()) >= 0
+        assert sum(parts.values()) <= counts["cached"]
+        return {**counts, "evictable": parts["evictable"]}

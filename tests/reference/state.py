@@ -16,6 +16,7 @@ COUNTERS = (
     *("grown_blocks", "refused_grows", "accepted_tokens", "rewound_tokens", "released"),
     *("evicted_side_pages", "snapshots"),
     *("forked", "refused_forks"),
+    *(f"missed_{reason}_tokens" for reason in ("private", "text", "last", "copy")),
 )
 
 
@@ -56,6 +57,7 @@ class Config:
     max_step_tokens: int = 0
     num_blocks: int | None = None
     snapshot_interval: int = 0
+    watermark_blocks: int = 0
 
 
 @dataclass(eq=False)

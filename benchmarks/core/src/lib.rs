@@ -42,6 +42,7 @@ impl Setup {
             reuse: self.reuse,
             partial_reuse: true,
             same_stream: false,
+            watermark_blocks: 0,
         })
         .expect("a valid configuration")
     }

@@ -15,6 +15,8 @@ pub struct ClassStats {
     pub live: u32,
     /// Owned by the prefix tree.
     pub cached: u32,
+    /// Cached pages that a sequence or a pending copy needs.
+    pub protected: u32,
     /// Cached pages that an allocation may evict now.
     pub evictable: u32,
 }
@@ -54,6 +56,14 @@ counters! {
     prompt_tokens,
     /// Prompt tokens that were found in the tree.
     hit_tokens,
+    /// Prompt tokens that could match nothing: private, or reuse is off.
+    missed_private_tokens,
+    /// Prompt tokens beyond what the tree could give.
+    missed_text_tokens,
+    /// Prompt tokens that could be used but for the one that must run.
+    missed_last_tokens,
+    /// Prompt tokens that could be used if there were room to protect the source of a copy.
+    missed_copy_tokens,
     /// Hits of sequences without a draft in a ledger with one.
     target_only_hits,
     /// Blocks that entered the tree, partial ones included.

@@ -71,7 +71,7 @@ fn config() -> impl Strategy<Value = LedgerConfig> {
     (
         prop_oneof![Just(1_u32), Just(2), Just(4), Just(16)],
         prop::collection::vec(2_u32..30, 1..=2),
-        (1_u32..5, 2_u32..7, 0_u32..3, 0_u32..4),
+        (1_u32..5, 2_u32..7, 0_u32..3, 0_u32..4, 0_u32..4),
         (any::<bool>(), prop_oneof![Just(0_u32), Just(1), Just(3)]),
         (
             prop::bool::weighted(0.9),
@@ -81,7 +81,8 @@ fn config() -> impl Strategy<Value = LedgerConfig> {
     )
         .prop_map(
             |(size, num_pages, lengths, (has_draft, lookahead), rules)| {
-                let (max_sequences, blocks, extra_tokens, reserve_tokens) = lengths;
+                let (max_sequences, blocks, extra_tokens, reserve_tokens, watermark_blocks) =
+                    lengths;
                 let (reuse, partial_reuse, same_stream) = rules;
                 // The lookahead is at most as long as a sequence, and needs a draft.
                 let max_seq_len = size * blocks + 2;
@@ -97,6 +98,7 @@ fn config() -> impl Strategy<Value = LedgerConfig> {
                     reuse,
                     partial_reuse,
                     same_stream,
+                    watermark_blocks,
                 }
             },
         )

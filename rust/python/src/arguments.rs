@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tandemkv_core::LedgerError;
 use tandemkv_core::ids::Token;
-use tandemkv_core::ledger::Rows;
+use tandemkv_core::ledger::{AdmitBatch, Rows};
 
 use crate::buffers::{Input, Memory, Region, Tokens};
 use crate::errors::misuse;
@@ -125,6 +125,56 @@ impl Prompts {
             }
             Self::Flat(flat, offsets) => vec![flat.region("prompts"), offsets.region("prompts")],
         }
+    }
+}
+
+/// The requests of `admit` and `fits`.
+pub struct Requests {
+    pub prompts: Prompts,
+    scope: Input<i32>,
+    first: Input<i32>,
+    max_total: Input<i64>,
+    draft_from: Option<Input<i32>>,
+}
+
+impl Requests {
+    pub fn new(
+        prompts: &Bound<'_, PyAny>,
+        scope: &Bound<'_, PyAny>,
+        first: &Bound<'_, PyAny>,
+        max_total: &Bound<'_, PyAny>,
+        draft_from: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            prompts: Prompts::new(prompts)?,
+            scope: Input::new(scope, "scope", 1)?,
+            first: Input::new(first, "first", 1)?,
+            max_total: Input::new(max_total, "max_total", 1)?,
+            draft_from: draft_from
+                .map(|value| Input::new(value, "draft_from", 1))
+                .transpose()?,
+        })
+    }
+
+    /// The same for the core, with `Prompts::slices`.
+    pub fn batch<'a>(&'a self, prompts: &'a [&'a [Token]]) -> AdmitBatch<'a> {
+        AdmitBatch {
+            prompts,
+            scope: self.scope.slice(),
+            first: self.first.slice(),
+            max_total: self.max_total.slice(),
+            draft_from: self.draft_from.as_ref().map(Input::slice),
+        }
+    }
+
+    pub fn memory(&self) -> Vec<Region> {
+        let mut regions = self.prompts.memory();
+        regions.push(self.scope.region("scope"));
+        regions.push(self.first.region("first"));
+        regions.push(self.max_total.region("max_total"));
+        let draft_from = self.draft_from.as_ref();
+        regions.extend(draft_from.map(|values| values.region("draft_from")));
+        regions
     }
 }
 

@@ -6,15 +6,15 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::PyBytes;
-use tandemkv_core::ledger::{AdmitBatch, AdvanceBatch};
+use tandemkv_core::ledger::AdvanceBatch;
 use tandemkv_core::{Ledger, LedgerConfig, LedgerError};
 
-use crate::arguments::{Prompts, StepNumber, TokenRows, as_given};
+use crate::arguments::{Requests, StepNumber, TokenRows, as_given};
 use crate::buffers::{Input, Memory, Output, Tokens, disjoint};
 use crate::errors::{ledger_error, misuse};
 use crate::identity;
 use crate::integer::{FROM_MINUS_ONE, FROM_ONE, FROM_ZERO, HANDLE, Integer, MEDIA, PAGES, SCOPE};
-use crate::views;
+use crate::{probe, views};
 
 /// Tokens in one call from which the GIL is released: below that a call takes less than a
 /// millisecond, and releasing costs more than it gives.
@@ -44,10 +44,10 @@ impl PyLedger {
         *, tokens_per_block, num_pages, max_sequences, max_seq_len, has_draft = false,
         extra_tokens = Integer(Ok(0)), reserve_tokens = Integer(Ok(0)), lookahead = Integer(Ok(0)),
         reuse = true, partial_reuse = true,
-        same_stream = false,
+        same_stream = false, watermark_blocks = Integer(Ok(0)),
     ), text_signature = "(*, tokens_per_block, num_pages, max_sequences, max_seq_len, \
         has_draft=False, extra_tokens=0, reserve_tokens=0, lookahead=0, reuse=True, \
-        partial_reuse=True, same_stream=False)")]
+        partial_reuse=True, same_stream=False, watermark_blocks=0)")]
     // One keyword per field of the configuration; the booleans are independent switches.
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)]
     fn new(
@@ -63,6 +63,7 @@ impl PyLedger {
         reuse: bool,
         partial_reuse: bool,
         same_stream: bool,
+        watermark_blocks: Integer,
     ) -> PyResult<Self> {
         let config = LedgerConfig {
             tokens_per_block: tokens_per_block.get(py, "tokens_per_block", FROM_ONE)?,
@@ -79,6 +80,7 @@ impl PyLedger {
             reuse,
             partial_reuse,
             same_stream,
+            watermark_blocks: watermark_blocks.get(py, "watermark_blocks", FROM_ZERO)?,
         };
         // Touching the records of a large pool takes a while.
         let ledger = py.detach(|| Ledger::new(config));
@@ -131,34 +133,14 @@ impl PyLedger {
         hit: &Bound<'_, PyAny>,
         stop_at_first: bool,
     ) -> PyResult<usize> {
-        let prompts = Prompts::new(prompts)?;
-        let scope = Input::<i32>::new(scope, "scope", 1)?;
-        let first = Input::<i32>::new(first, "first", 1)?;
-        let max_total = Input::<i64>::new(max_total, "max_total", 1)?;
-        let draft_from = draft_from
-            .map(|value| Input::<i32>::new(value, "draft_from", 1))
-            .transpose()?;
+        let requests = Requests::new(prompts, scope, first, max_total, draft_from)?;
         let mut handle = Output::<i64>::new(handle, "handle", 1)?;
         let mut hit = Output::<i32>::new(hit, "hit", 1)?;
-        let mut inputs = prompts.memory();
-        inputs.push(scope.region("scope"));
-        inputs.push(first.region("first"));
-        inputs.push(max_total.region("max_total"));
-        inputs.extend(
-            draft_from
-                .as_ref()
-                .map(|values| values.region("draft_from")),
-        );
-        disjoint(py, &[handle.region("handle"), hit.region("hit")], &inputs)?;
+        let outputs = [handle.region("handle"), hit.region("hit")];
+        disjoint(py, &outputs, &requests.memory())?;
 
-        let slices = prompts.slices(py)?;
-        let batch = AdmitBatch {
-            prompts: &slices,
-            scope: scope.slice(),
-            first: first.slice(),
-            max_total: max_total.slice(),
-            draft_from: draft_from.as_ref().map(Input::slice),
-        };
+        let slices = requests.prompts.slices(py)?;
+        let batch = requests.batch(&slices);
         let (handle, hit) = (handle.slice_mut(), hit.slice_mut());
         let mut guard = self.lock(py)?;
         let ledger = &mut *guard;
@@ -167,7 +149,7 @@ impl PyLedger {
         } else {
             ledger.admit(step.0, &batch, stop_at_first, handle, hit)
         };
-        let given = |item, position| prompts.original(item, position);
+        let given = |item, position| requests.prompts.original(item, position);
         converted(py, result.map_err(|error| as_given(error, given)))
     }
 
@@ -322,6 +304,78 @@ impl PyLedger {
     fn release_media(&self, py: Python<'_>, reference: Integer) -> PyResult<()> {
         let reference: i32 = reference.get(py, "reference", MEDIA)?;
         converted(py, self.lock(py)?.release_media(reference.cast_unsigned()))
+    }
+
+    #[pyo3(signature = (prompts, scope, first, max_total, draft_from, answer, hit))]
+    #[allow(clippy::too_many_arguments)]
+    fn fits(
+        &self,
+        py: Python<'_>,
+        prompts: &Bound<'_, PyAny>,
+        scope: &Bound<'_, PyAny>,
+        first: &Bound<'_, PyAny>,
+        max_total: &Bound<'_, PyAny>,
+        draft_from: Option<&Bound<'_, PyAny>>,
+        answer: &Bound<'_, PyAny>,
+        hit: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        let requests = Requests::new(prompts, scope, first, max_total, draft_from)?;
+        probe::fits(py, self, &requests, answer, hit)
+    }
+
+    fn fits_blocks(
+        &self,
+        py: Python<'_>,
+        length: &Bound<'_, PyAny>,
+        hit: &Bound<'_, PyAny>,
+        first: &Bound<'_, PyAny>,
+        max_total: &Bound<'_, PyAny>,
+        answer: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        probe::fits_blocks(py, self, length, hit, first, max_total, answer)
+    }
+
+    fn reclaimable(
+        &self,
+        py: Python<'_>,
+        handle: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        probe::reclaimable(py, self, handle, pages)
+    }
+
+    fn victims(
+        &self,
+        py: Python<'_>,
+        handle: &Bound<'_, PyAny>,
+        need: &Bound<'_, PyAny>,
+        chosen: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        probe::victims(py, self, handle, need, chosen)
+    }
+
+    #[pyo3(
+        signature = (tokens, scope = Integer(Ok(0)), draft_from = None),
+        text_signature = "($self, tokens, scope=0, draft_from=None)"
+    )]
+    fn explain_match<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'_, PyAny>,
+        scope: Integer,
+        draft_from: Option<Integer>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let scope = scope.get(py, "scope", FROM_MINUS_ONE)?;
+        let draft_from = draft_from
+            .map(|value| value.get(py, "draft_from", FROM_MINUS_ONE))
+            .transpose()?;
+        let tokens = Tokens::new(tokens, &"tokens", 1)?;
+        let given = |_, position| tokens.original(position);
+        let result = self
+            .lock(py)?
+            .explain_match(tokens.slice(), scope, draft_from);
+        let report = converted(py, result.map_err(|error| as_given(error, given)))?;
+        probe::explanation(py, &report).map(Bound::into_any)
     }
 
     fn moves(&self, py: Python<'_>, out: &Bound<'_, PyAny>) -> PyResult<usize> {

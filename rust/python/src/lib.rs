@@ -10,6 +10,7 @@ mod errors;
 mod identity;
 mod integer;
 mod ledger;
+mod probe;
 mod tables;
 mod views;
 

@@ -40,6 +40,7 @@ pub fn stats<'py>(py: Python<'py>, stats: &Stats) -> Dict<'py> {
         item.set_item("fenced", class.fenced)?;
         item.set_item("live", class.live)?;
         item.set_item("cached", class.cached)?;
+        item.set_item("protected", class.protected)?;
         item.set_item("evictable", class.evictable)?;
         classes.append(item)?;
     }

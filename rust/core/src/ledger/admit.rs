@@ -31,7 +31,7 @@ pub struct AdmitBatch<'a> {
 }
 
 /// One request, checked.
-struct Item<'a> {
+pub(super) struct Item<'a> {
     prompt: &'a [Token],
     scope: i32,
     first: u32,
@@ -40,9 +40,9 @@ struct Item<'a> {
 }
 
 /// What one admission takes, in blocks unless said otherwise.
-struct Demand {
+pub(super) struct Demand {
     /// Prompt tokens that need not run.
-    hit: u32,
+    pub hit: u32,
     /// Blocks of the tree that it uses as they are.
     shared: u32,
     /// Whether one more block of the tree is copied.
@@ -71,7 +71,10 @@ impl Ledger {
         handle: &mut [i64],
         hit: &mut [i32],
     ) -> Result<usize, LedgerError> {
-        self.check_admit(step, batch, handle.len(), hit.len())?;
+        self.steps.check_open(step)?;
+        self.check_requests(batch)?;
+        check_len("handle", handle.len(), batch.prompts.len())?;
+        check_len("hit", hit.len(), batch.prompts.len())?;
         let found = self.claim_all(batch);
         let evicted = self.counters.evicted_blocks;
         let mut admitted = 0;
@@ -108,14 +111,7 @@ impl Ledger {
         Ok(admitted)
     }
 
-    fn check_admit(
-        &self,
-        step: u64,
-        batch: &AdmitBatch<'_>,
-        handles: usize,
-        hits: usize,
-    ) -> Result<(), LedgerError> {
-        self.steps.check_open(step)?;
+    pub(super) fn check_requests(&self, batch: &AdmitBatch<'_>) -> Result<(), LedgerError> {
         let n = batch.prompts.len();
         check_len("scope", batch.scope.len(), n)?;
         check_len("first", batch.first.len(), n)?;
@@ -123,8 +119,6 @@ impl Ledger {
         if let Some(draft_from) = batch.draft_from {
             check_len("draft_from", draft_from.len(), n)?;
         }
-        check_len("handle", handles, n)?;
-        check_len("hit", hits, n)?;
         let max_seq_len = i64::from(self.config.max_seq_len);
         for (item, prompt) in batch.prompts.iter().enumerate() {
             let len = i64::try_from(prompt.len()).unwrap_or(i64::MAX);
@@ -148,7 +142,7 @@ impl Ledger {
         Ok(())
     }
 
-    fn item<'a>(&self, batch: &AdmitBatch<'a>, at: usize) -> Item<'a> {
+    pub(super) fn item<'a>(&self, batch: &AdmitBatch<'a>, at: usize) -> Item<'a> {
         let unsigned = "checked to be in range";
         Item {
             prompt: batch.prompts[at],
@@ -190,7 +184,7 @@ impl Ledger {
         Some(found)
     }
 
-    fn match_item(&self, item: &Item<'_>) -> Found {
+    pub(super) fn match_item(&self, item: &Item<'_>) -> Found {
         if !self.config.reuse || item.scope < 0 {
             return Found {
                 usable: 0,
@@ -245,38 +239,67 @@ impl Ledger {
 
     /// Decides about one request and, if it fits, admits it. The reason if it does not.
     fn admit_one(&mut self, step: u64, item: &Item<'_>, found: Found) -> Result<(Row, u32), i64> {
+        match self.decide(item, found) {
+            Ok(demand) => {
+                let row = self.admit_act(step, item, found, &demand);
+                let len = crate::ids::count(item.prompt.len());
+                self.count_misses(row, len, found.usable, demand.hit);
+                Ok((row, demand.hit))
+            }
+            Err(reason) => {
+                match reason {
+                    REFUSED_NO_ROW => self.counters.refused_rows += 1,
+                    REFUSED_FOREVER => self.counters.refused_never += 1,
+                    _ => self.counters.refused_now += 1,
+                }
+                Err(reason)
+            }
+        }
+    }
+
+    /// What one request takes, or the reason why it cannot have it. Changes nothing.
+    pub(super) fn decide(&self, item: &Item<'_>, found: Found) -> Result<Demand, i64> {
         if self.free_rows.is_empty() {
-            self.counters.refused_rows += 1;
             return Err(REFUSED_NO_ROW);
         }
         let len = crate::ids::count(item.prompt.len());
-        let most = len.max(item.max_total - 1 + self.config.reserve_tokens);
-        let worst = (most + self.config.extra_tokens).div_ceil(self.config.tokens_per_block);
-        if self.pools.iter().any(|pool| worst > pool.num_pages() - 1) {
-            self.counters.refused_never += 1;
+        if self.is_too_large(len, item.max_total) {
             return Err(REFUSED_FOREVER);
         }
-        let mut demand = self.demand(item, found.usable);
-        if !self.has_room(found, &demand) {
-            // The source of a copy is protected until the step completes; do without the copy.
-            let whole_blocks = demand.shared * self.config.tokens_per_block;
-            let retry = demand.source.then(|| self.demand(item, whole_blocks));
-            demand = match retry {
-                Some(demand) if self.has_room(found, &demand) => demand,
-                _ => {
-                    self.counters.refused_now += 1;
-                    return Err(REFUSED_NOW);
-                }
-            };
+        let demand = self.demand(item, found.usable);
+        if self.has_room(found, &demand) {
+            return Ok(demand);
         }
-        Ok((self.admit_act(step, item, found, &demand), demand.hit))
+        // The source of a copy is protected until the step completes; do without the copy.
+        let whole_blocks = demand.shared * self.config.tokens_per_block;
+        let retry = demand.source.then(|| self.demand(item, whole_blocks));
+        retry
+            .filter(|demand| self.has_room(found, demand))
+            .ok_or(REFUSED_NOW)
+    }
+
+    /// Whether the worst case of a request is larger than the pool.
+    pub(super) fn is_too_large(&self, len: u32, max_total: u32) -> bool {
+        let most = len.max(max_total - 1 + self.config.reserve_tokens);
+        let worst = (most + self.config.extra_tokens).div_ceil(self.config.tokens_per_block);
+        self.pools.iter().any(|pool| worst > pool.num_pages() - 1)
+    }
+
+    /// What admissions leave to those that run: nothing while nobody does.
+    pub(super) fn watermark(&self) -> u64 {
+        if self.open_sequences() > 0 {
+            self.config.watermark_blocks.into()
+        } else {
+            0
+        }
     }
 
     fn has_room(&self, found: Found, demand: &Demand) -> bool {
         let protect =
             self.tree
                 .would_protect(found.tail, demand.shared, demand.source, &self.steps);
-        self.fits(u64::from(demand.whole) + self.promised, protect)
+        let kept = self.promised + self.watermark();
+        self.has_blocks(u64::from(demand.whole) + kept, protect)
     }
 
     fn admit_act(&mut self, step: u64, item: &Item<'_>, found: Found, demand: &Demand) -> Row {

@@ -31,6 +31,8 @@ pub struct LedgerConfig {
     pub partial_reuse: bool,
     /// Whether later work is ordered after earlier work, so that pages need no fence.
     pub same_stream: bool,
+    /// Blocks per class that admissions leave to the growth of open sequences.
+    pub watermark_blocks: u32,
 }
 
 /// The largest count, length or index: what an `int32` table can hold.
@@ -72,6 +74,12 @@ impl LedgerConfig {
         )?;
         check("max_sequences", self.max_sequences, 1, "in 1..=2147483647")?;
         check("max_seq_len", self.max_seq_len, 1, "in 1..=2147483647")?;
+        check(
+            "watermark_blocks",
+            self.watermark_blocks,
+            0,
+            "in 0..=2147483647",
+        )?;
         if self.num_pages.is_empty() {
             return Err(LedgerError::Config {
                 argument: "len(num_pages)",

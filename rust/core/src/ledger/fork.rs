@@ -109,7 +109,7 @@ impl Ledger {
         let parts = self.parts(parent);
         let need = parts.held - parts.shared;
         let promise = self.sequences[parent.at()].promise();
-        if !self.fits(u64::from(need) + u64::from(promise) + self.promised, 0) {
+        if !self.has_blocks(u64::from(need) + u64::from(promise) + self.promised, 0) {
             return Err(REFUSED_NOW);
         }
         let row = self.continue_in_new_row(parent, parts.shared);

@@ -12,6 +12,8 @@
 //! | `fork.rs` | new sequences that continue open ones |
 //! | `release.rs` | the end of a sequence |
 //! | `identity.rs` | scopes and media |
+//! | `probe.rs` | what a scheduler asks first: what would fit, why a match ended |
+//! | `victims.rs` | what preempting sequences would give |
 //! | `read.rs` | tables, updates, moves, statistics |
 //! | `tables.rs` | CSR, slot mappings and rows of slots |
 //! | `check.rs` | validation, dump and digest, for tests |
@@ -23,10 +25,12 @@ mod config;
 mod fork;
 mod grow;
 mod identity;
+mod probe;
 mod publish;
 mod read;
 mod release;
 mod tables;
+mod victims;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -35,6 +39,7 @@ pub use admit::{AdmitBatch, REFUSED_FOREVER, REFUSED_NO_ROW, REFUSED_NOT_TRIED, 
 pub use advance::{AdvanceBatch, Rows};
 pub use check::{Dump, NodeDump, SequenceDump};
 pub use config::LedgerConfig;
+pub use probe::{BlocksBatch, MatchReport, MissReason, Missed};
 pub use read::Move;
 pub use tables::Csr;
 
@@ -217,7 +222,7 @@ impl Ledger {
 
     /// Whether `need` blocks can be had while `protect` evictable ones are not touched.
     #[inline]
-    fn fits(&self, need: u64, protect: u32) -> bool {
+    fn has_blocks(&self, need: u64, protect: u32) -> bool {
         let evictable = u64::from(self.tree.evictable() - protect);
         self.pools
             .iter()

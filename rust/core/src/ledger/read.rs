@@ -32,11 +32,7 @@ impl Ledger {
         scope: i32,
         draft_from: Option<i32>,
     ) -> Result<u32, LedgerError> {
-        self.check_scope(0, scope)?;
-        let max = if self.config.has_draft { i32::MAX } else { -1 };
-        let draft_from = draft_from.unwrap_or(if self.config.has_draft { 0 } else { -1 });
-        check_range("draft_from", 0, draft_from.into(), -1, max.into())?;
-        self.check_prompt(0, tokens)?;
+        let draft_from = self.check_query(tokens, scope, draft_from)?;
         if !self.config.reuse || scope < 0 {
             return Ok(0);
         }
@@ -45,6 +41,21 @@ impl Ledger {
             .tree
             .find(&self.blocks, scope, tokens, draft_from, self.hit_unit());
         Ok(found.usable)
+    }
+
+    /// Checks the arguments of a match; returns `draft_from`, or what stands for none.
+    pub(super) fn check_query(
+        &self,
+        tokens: &[Token],
+        scope: i32,
+        draft_from: Option<i32>,
+    ) -> Result<i32, LedgerError> {
+        self.check_scope(0, scope)?;
+        let max = if self.config.has_draft { i32::MAX } else { -1 };
+        let draft_from = draft_from.unwrap_or(if self.config.has_draft { 0 } else { -1 });
+        check_range("draft_from", 0, draft_from.into(), -1, max.into())?;
+        self.check_prompt(0, tokens)?;
+        Ok(draft_from)
     }
 
     /// Copies queued and not taken yet.
@@ -168,6 +179,7 @@ impl Ledger {
                 fenced,
                 live: total - 1 - free - fenced - cached,
                 cached,
+                protected: cached - self.tree.evictable() - self.tree.waiting_total(),
                 evictable: self.tree.evictable(),
             }
         });

@@ -9,6 +9,7 @@
 //! | `children.rs` | the ordered list of a node's children |
 //! | `text.rs` | tokens of a run, comparison of siblings |
 //! | `find.rs` | matching, read-only |
+//! | `explain.rs` | agreement of a text with the tree, for reports |
 //! | `edit.rs` | making, splitting, merging and removing nodes |
 //! | `drop.rs` | giving up a scope |
 //! | `protect.rs` | pins, and what they protect |
@@ -18,6 +19,7 @@ mod children;
 mod drop;
 mod edit;
 mod evict;
+mod explain;
 mod find;
 mod node;
 mod protect;
