@@ -416,12 +416,11 @@ def reclaimable(pair: Comparison, pick: Pick) -> Operation:
 def victims(pair: Comparison, pick: Pick) -> Operation:
     chosen = _some(pick, list(pair.model.sequences.values()))
     handles = _repeat_one(pick, [_handle(pair, pick, seq.handle) for seq in chosen])
-    most = min(pair.config.num_pages)
-    return (
-        "victims",
-        handles,
-        [pick(0 if pick(0, 19) else -1, most) for _ in pair.config.num_pages],
-    )
+    # Around what all of them together would give.
+    need = [pick(0, pages + 1) for pages in pair.model.gain(chosen)]
+    if pick(0, 29) == 29:
+        need[0] = -1
+    return ("victims", handles, need)
 
 
 def explain_match(pair: Comparison, pick: Pick) -> Operation:

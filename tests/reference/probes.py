@@ -67,7 +67,7 @@ class Probes:
 
     def reclaimable(self: ReferenceLedger, handles: list[int]) -> list[list[int]]:
         """Return, per sequence, the pages in each class."""
-        return [self._gain([seq]) for seq in self._look_up(handles)]
+        return [self.gain([seq]) for seq in self._look_up(handles)]
 
     def victims(
         self: ReferenceLedger, handles: list[int], need: list[int]
@@ -77,7 +77,7 @@ class Probes:
         require(all(pages >= 0 for pages in need), "need")
 
         def suffices(members: list[Sequence]) -> bool:
-            return all(gain >= n for gain, n in zip(self._gain(members), need, strict=True))
+            return all(gain >= n for gain, n in zip(self.gain(members), need, strict=True))
 
         chosen: list[Sequence] = []
         for seq in sequences:
@@ -91,7 +91,7 @@ class Probes:
                 chosen = rest
         return len(chosen), [int(seq in chosen) for seq in sequences]
 
-    def _gain(self: ReferenceLedger, released: list[Sequence]) -> list[int]:
+    def gain(self: ReferenceLedger, released: list[Sequence]) -> list[int]:
         """Count the pages per class that nobody else holds, were all copies in flight completed."""
         others = [seq for seq in self.sequences.values() if seq not in released]
         return [
