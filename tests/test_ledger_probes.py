@@ -321,7 +321,8 @@ class TestExplainMatch:
 
     def test_another_scope_is_named(self, make: Any) -> None:
         s = make()
-        s.serve(tokens(10), scope=7)
+        other = s.ledger.intern_scope(("sql", 1))
+        s.serve(tokens(10), scope=other)
         s.serve(tokens(4))
         answer = s.ledger.explain_match(tokens(12), 0, -1)
         assert answer == {
@@ -330,7 +331,7 @@ class TestExplainMatch:
             "usable": 4,
             "hit": 4,
             "missed": [
-                {"reason": "scope", "scope": 7, "position": 4, "tokens": 6},
+                {"reason": "scope", "scope": other, "position": 4, "tokens": 6},
                 {"reason": "end_of_cached_text", "position": 10, "tokens": 2},
             ],
         }
