@@ -52,6 +52,7 @@ def refused(call: Any, field: str, *words: str) -> None:
         ({"max_num_tokens": 255}, "max_num_tokens"),
         ({"enable_block_reuse": 1}, "enable_block_reuse"),
         ({"enable_partial_reuse": None}, "enable_partial_reuse"),
+        ({"eviction_policy": "fifo"}, "eviction_policy"),
     ],
 )
 def test_a_cache_config_refuses(change: dict[str, object], field: str):

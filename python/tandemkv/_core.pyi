@@ -192,6 +192,7 @@ class Ledger:
         partial_reuse: whether a hit may end inside a block.
         same_stream: later work is ordered after earlier work, so pages need no fence.
         watermark_blocks: blocks per class that admissions leave to the growth of open sequences.
+        policy: in which order cached blocks are evicted: `lru` or `lfu` (`docs/eviction.md`).
     """
 
     def __new__(
@@ -209,9 +210,12 @@ class Ledger:
         partial_reuse: bool = True,
         same_stream: bool = False,
         watermark_blocks: int = 0,
+        policy: str = "lru",
     ) -> Ledger: ...
     @property
     def tokens_per_block(self) -> int: ...
+    @property
+    def policy(self) -> str: ...
     @property
     def num_classes(self) -> int: ...
     @property
@@ -360,7 +364,8 @@ class Ledger:
         `classes`: per class `free`, `fenced` as lists of pages (fenced: (page, stamp));
         `nodes`: a list of dicts with `id`, `parent`, `scope`, `start` (ordinal of its first block),
         `tokens` (one list per block), `tip`, `covered` (of a partial block, else None),
-        `draft_valid`, `pins`, `active_children`, `last_use`, `stamp`, `pages` (per class);
+        `draft_valid`, `pins`, `active_children`, `last_use`, `stamp`, `uses`, `rank`, `priority`,
+        `pages` (per class);
         `sequences`: handle -> `sequence(handle)` and `pages` (per class) and `node`.
         """
     def validate(self) -> None: ...

@@ -18,6 +18,11 @@ MAX_RANKS = 2**16
 """Most ranks of a layout; each has its own entry in a plan."""
 
 
+EvictionPolicy = Literal["lru", "lfu"]
+EVICTION_POLICIES: tuple[EvictionPolicy, ...] = ("lru", "lfu")
+"""Orders in which cached blocks are evicted; `docs/eviction.md` says what each is."""
+
+
 def check_count(field: str, value: object, *, least: int = 1) -> int:
     """Return `value` if it is an integer in `least ..= MAX_INT32`.
 
@@ -66,6 +71,19 @@ def to_fraction(field: str, value: object) -> Fraction:
     return fraction
 
 
+def check_policy(field: str, value: object) -> EvictionPolicy:
+    """Return `value` if it names an eviction policy.
+
+    Raises:
+        ConfigError: it does not; the message names those there are.
+    """
+    for policy in EVICTION_POLICIES:
+        if value == policy:
+            return policy
+    names = ", ".join(EVICTION_POLICIES)
+    raise ConfigError(f"{field} is {value!r}; one of {names} is needed", field=field, value=value)
+
+
 def _optional_count(field: str, value: object) -> int | None:
     return None if value is None else check_count(field, value)
 
@@ -103,6 +121,7 @@ class KvCacheConfig:
         enable_block_reuse: whether prefixes are published and matched.
         enable_partial_reuse: whether a hit may end inside a block; of no effect without
             `enable_block_reuse`.
+        eviction_policy: in which order cached blocks are evicted, `lru` or `lfu`.
 
     Sizes are ints in bytes or strings such as `"40GiB"`; see `parse_size`. They are stored in
     bytes.
@@ -111,7 +130,7 @@ class KvCacheConfig:
         ConfigError: a size that is not one, a zero device budget, a kernel page that does not
             divide the block, a count that is not an integer
             >= 1 (0 is allowed for `cached_endpoints` and `num_dummy_requests`), a fraction outside
-            (0, 1], or a step too small to run one token of every sequence.
+            (0, 1], an unknown policy, or a step too small to run one token of every sequence.
     """
 
     max_gpu_total_bytes: int
@@ -130,6 +149,7 @@ class KvCacheConfig:
     num_dummy_requests: int | None
     enable_block_reuse: bool
     enable_partial_reuse: bool
+    eviction_policy: EvictionPolicy
 
     def __init__(
         self,
@@ -150,6 +170,7 @@ class KvCacheConfig:
         num_dummy_requests: int | None = None,
         enable_block_reuse: bool = True,
         enable_partial_reuse: bool = True,
+        eviction_policy: EvictionPolicy = "lru",
     ) -> None:
         device_bytes = parse_size(max_gpu_total_bytes, "max_gpu_total_bytes")
         if device_bytes == 0:
@@ -207,6 +228,7 @@ class KvCacheConfig:
             ),
             "enable_block_reuse": _check_bool("enable_block_reuse", enable_block_reuse),
             "enable_partial_reuse": _check_bool("enable_partial_reuse", enable_partial_reuse),
+            "eviction_policy": check_policy("eviction_policy", eviction_policy),
         }
         for field, value in values.items():
             object.__setattr__(self, field, value)

@@ -269,6 +269,7 @@ class Admitting:
             pins=list(plan.pins),
         )
         self.sequences[row] = seq
+        self._count_use(plan)
         if plan.source is not None:
             sides = tuple(cls for cls in plan.copied if cls in self.side_classes)
             self.copies.append(Copy(step, plan.source, sides))
@@ -285,6 +286,11 @@ class Admitting:
         if self.config.has_draft and item.draft_from < 0 and plan.hit > 0:
             self.counters["target_only_hits"] += 1
         return seq.handle
+
+    def _count_use(self: ReferenceLedger, plan: Admission) -> None:
+        used = [*plan.shared, *([] if plan.source is None else [plan.source])]
+        for block in {id(block): block for block in used}.values():
+            block.uses += 1
 
     def _queue_copies(self: ReferenceLedger, step: int, seq: Sequence, plan: Admission) -> None:
         tokens = plan.hit % self.config.tokens_per_block

@@ -13,6 +13,7 @@ from reference.admission import Admitting
 from reference.fork import Forks
 from reference.identity import PLAIN_SCOPE, Identity, Numbers
 from reference.lifetimes import CROSS, FULL, STATE, Lifetime
+from reference.policies import POLICIES
 from reference.pools import Pools
 from reference.probes import Probes
 from reference.publishing import Publishing
@@ -42,6 +43,7 @@ class ReferenceLedger(Pools, Admitting, Running, Forks, Publishing, Identity, Re
         self.now = float("-inf")
         self.open_steps: set[int] = set()
         self.tick = 0
+        self.policy = POLICIES[config.policy]()
         self.next_page = 0
         self.claimed: set[int] = set()  # the `id()` of blocks, during `admit`
         self.claimed_side: set[tuple[int, int]] = set()  # (class, `id()`) of side pages

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Sequence_
 import numpy as np
 
 from reference.interpreter import Comparison, Operation
+from reference.policies import POLICIES
 from reference.state import Config, Request, Sequence, cdiv
 
 Pick = Callable[[int, int], int]
@@ -99,6 +100,7 @@ def config(pick: Pick, kinds: Sequence_[str] = COMPARED) -> Config:
         num_blocks=pick(fewest, most) if has_records else None,
         snapshot_interval=tpb * pick(0, 2) if "recurrent_state" in names else 0,
         watermark_blocks=(0, 0, pick(0, 4))[pick(0, 2)],
+        policy=tuple(POLICIES)[pick(0, len(POLICIES) - 1)],
     )
 
 

@@ -102,6 +102,7 @@ class Pools:
         for block in end.path() if end is not None else []:
             if id(block) in before and id(block) not in after:
                 block.last_use, block.stamp = self.tick, self._stamp()
+                block.rank = self.policy.rank(block)
 
     # Eviction
 
@@ -135,7 +136,8 @@ class Pools:
         while any(self.free[cls] < needs[cls] for cls in self.full_classes):
             leaves = [block for block in self.evictable() if not block.children]
             unclaimed = [block for block in leaves if id(block) not in self.claimed]
-            victim = min(unclaimed or leaves, key=lambda block: block.last_use)
+            victim = min(unclaimed or leaves, key=lambda block: (block.rank, block.last_use))
+            self.policy.evicted(victim)
             self.tree.remove(victim)
             for cls, page in enumerate(victim.pages):
                 if page and cls in self.side_classes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from reference.policies import POLICIES
 from reference.state import COUNTERS, Sequence, SequencesOpen, require
 from reference.tree import Block, Match
 
@@ -110,6 +111,7 @@ class Reading:
         if self.sequences:
             raise SequencesOpen(len(self.sequences))
         self.give_up_blocks(self.tree.blocks)
+        self.policy = POLICIES[self.config.policy]()
 
     def give_up_blocks(self: ReferenceLedger, blocks: list[Block]) -> None:
         """Give up all blocks of some scopes, also while copies read them."""

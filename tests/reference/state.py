@@ -58,6 +58,7 @@ class Config:
     num_blocks: int | None = None
     snapshot_interval: int = 0
     watermark_blocks: int = 0
+    policy: str = "lru"
 
 
 @dataclass(eq=False)

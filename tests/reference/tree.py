@@ -23,6 +23,8 @@ class Block:
         stamp: the newest step begun at that moment.
         snapshots: in each state class with a page, the tokens of the block that the state covers.
         side_stamps: in each windowed and state class, the stamp of its page's last pin.
+        uses: how often it was used, counting its entry.
+        rank: its rank among leaves under the policy, from the same moment.
 
     """
 
@@ -36,6 +38,8 @@ class Block:
     is_partial: bool
     last_use: int = 0
     stamp: int = 0
+    uses: int = 1
+    rank: int = 0
     children: list[Block] = field(default_factory=list)
     snapshots: dict[int, int] = field(default_factory=dict)
     side_stamps: dict[int, int] = field(default_factory=dict)

@@ -6,7 +6,7 @@
 pub mod measured;
 
 use tandemkv_core::ids::Token;
-use tandemkv_core::{Ledger, LedgerConfig};
+use tandemkv_core::{EvictionPolicy, Ledger, LedgerConfig};
 
 /// Tokens per block in all benchmarks: 16 tokens of 4 bytes are one cache line.
 pub const BLOCK: usize = 16;
@@ -43,6 +43,7 @@ impl Setup {
             partial_reuse: true,
             same_stream: false,
             watermark_blocks: 0,
+            policy: EvictionPolicy::Lru,
         })
         .expect("a valid configuration")
     }

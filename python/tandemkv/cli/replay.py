@@ -14,7 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tandemkv.cli import options
 from tandemkv.cli.plan import read_draft
-from tandemkv.config import MAX_INT32, KvCacheConfig, Mapping, SpeculativeConfig
+from tandemkv.config import (
+    EVICTION_POLICIES,
+    MAX_INT32,
+    KvCacheConfig,
+    Mapping,
+    SpeculativeConfig,
+)
 from tandemkv.errors import ReplayError
 from tandemkv.geometry.layers import ModelGeometry
 from tandemkv.managers import build_managers
@@ -73,7 +79,13 @@ _MODEL_OPTIONS = {
 @click.option("--acceptance", type=float, default=0.7, show_default=True, help="Per draft token.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the acceptance draws.")
 @click.option("--step-ms", type=float, default=20.0, show_default=True, help="Virtual step time.")
-@click.option("--policy", type=click.Choice(["lru"]), default="lru", help="Eviction; lru.")
+@click.option(
+    "--policy",
+    type=click.Choice(EVICTION_POLICIES),
+    default="lru",
+    show_default=True,
+    help="Order of eviction.",
+)
 @click.option("--cache-only", is_flag=True, help="Requests one after the other, prompts only.")
 @click.option(
     "--capacity-tokens", metavar="N|unlimited", help="With --cache-only: size of the cache."
@@ -111,7 +123,13 @@ def replay(
     plan = None if given["model"] is None else _plan(tokens_per_block, given)
     with _progress_bar(len(trace), shown=not as_json) as progress:
         if cache_only:
-            report = _run_cache(trace, tokens_per_block, capacity_tokens, plan, progress)
+            report = replay_cache(
+                trace,
+                tokens_per_block=tokens_per_block,
+                policy=given["policy"],
+                progress=progress,
+                **_cache_size(plan, capacity_tokens, tokens_per_block),
+            )
         else:
             assert plan is not None
             report = _run_serving(trace, plan, given, progress)
@@ -175,37 +193,27 @@ def _plan(tokens_per_block: int, given: dict[str, Any]) -> Plan:
             max_batch_size=given["max_batch_size"],
             max_seq_len=given["max_seq_len"],
             max_num_tokens=given["max_num_tokens"],
+            eviction_policy=given["policy"],
         ),
         mapping=Mapping(tp_size=given["tp_size"], pp_size=given["pp_size"]),
         speculative=spec,
     )
 
 
-def _run_cache(
-    trace: Trace,
-    tokens_per_block: int,
-    capacity_tokens: str | None,
-    plan: Plan | None,
-    progress: Callable[[int], None],
-) -> ReplayReport:
+def _cache_size(
+    plan: Plan | None, capacity_tokens: str | None, tokens_per_block: int
+) -> dict[str, Any]:
+    """Return the arguments of `replay_cache` that the plan or the given capacity decides."""
     if plan is None:
         assert capacity_tokens is not None
-        return replay_cache(
-            trace,
-            tokens_per_block=tokens_per_block,
-            usable_pages=_usable_pages(capacity_tokens, tokens_per_block),
-            progress=progress,
-        )
+        return {"usable_pages": _usable_pages(capacity_tokens, tokens_per_block)}
     spec = plan.speculative
-    return replay_cache(
-        trace,
-        tokens_per_block=tokens_per_block,
-        usable_pages=plan.num_blocks - 1,
-        has_draft=plan.draft_name is not None,
-        lookahead=spec.lookahead if spec is not None else 0,
-        extra_tokens=spec.extra_tokens if spec is not None else 0,
-        progress=progress,
-    )
+    return {
+        "usable_pages": plan.num_blocks - 1,
+        "has_draft": plan.draft_name is not None,
+        "lookahead": spec.lookahead if spec is not None else 0,
+        "extra_tokens": spec.extra_tokens if spec is not None else 0,
+    }
 
 
 def _usable_pages(capacity_tokens: str, tokens_per_block: int) -> int | None:

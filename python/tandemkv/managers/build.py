@@ -79,6 +79,7 @@ def build_managers(
         reuse=plan.config.enable_block_reuse,
         partial_reuse=plan.config.enable_partial_reuse,
         same_stream=same_stream,
+        policy=plan.config.eviction_policy,
     )
     share = plan.ranks[rank]
 

@@ -3,7 +3,7 @@
 A request of `f` full blocks is fed as `f * tokens_per_block` tokens and a few tokens of its own
 (one, or as many as the lookahead asks for), so that all its full blocks can be published and the
 last token can run. Its tail lies in pages beyond the capacity and is never published: the tree has
-exactly `usable_pages` pages for full blocks, and evicts leaf by leaf, least recently used first.
+exactly `usable_pages` pages for full blocks, and evicts leaf by leaf, in the order of its policy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from tandemkv import _core
+from tandemkv.config import EvictionPolicy
 from tandemkv.errors import ReplayError
 from tandemkv.replay.report import PageSeries, PromptCounts, ReplayReport
 from tandemkv.replay.trace import UNIQUE_BASE, Trace
@@ -27,6 +28,7 @@ def replay_cache(
     has_draft: bool = False,
     lookahead: int = 0,
     extra_tokens: int = 0,
+    policy: EvictionPolicy = "lru",
     progress: Callable[[int], None] | None = None,
 ) -> ReplayReport:
     """Feed every request through admit, commit and release, without publishing its tail.
@@ -38,6 +40,7 @@ def replay_cache(
         has_draft: whether requests carry draft KV.
         lookahead: later tokens that draft KV depends on.
         extra_tokens: room kept beyond what is written.
+        policy: in which order cached blocks are evicted.
         progress: called with the number of requests done, every few requests.
 
     Raises:
@@ -60,6 +63,7 @@ def replay_cache(
         extra_tokens=extra_tokens,
         lookahead=lookahead,
         partial_reuse=False,
+        policy=policy,
     )
     feed = _Feed(ledger, has_draft)
     series = PageSeries("request")
@@ -91,6 +95,7 @@ def replay_cache(
         trace=str(trace.path),
         tokens_per_block=tokens_per_block,
         usable_pages=usable_pages,
+        policy=ledger.policy,
         prompts=PromptCounts.of(trace, tokens_per_block),
         hit_blocks=hit_tokens // tokens_per_block,
         hit_tokens=hit_tokens,

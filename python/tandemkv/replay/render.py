@@ -44,6 +44,7 @@ def report_lines(report: ReplayReport) -> list[Line]:
             f"{report.tokens_per_block} tokens each, "
             f"{report.usable_pages * report.tokens_per_block:,} tokens in all",
         ),
+        ("eviction policy", report.policy, "order in which cached blocks are given up"),
         _ratio("hit_ratio_full_blocks", report.hit_ratio_full_blocks),
         _ratio("hit_ratio_blocks", report.hit_ratio_blocks),
         _ratio("hit_ratio_tokens", report.hit_ratio_tokens),

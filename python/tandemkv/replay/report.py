@@ -165,6 +165,7 @@ class ReplayReport:
         trace: the file.
         tokens_per_block: the ledger's block.
         usable_pages: pages that hold tokens: all but page 0, and in `cache-only` but the tail's.
+        policy: in which order cached blocks were evicted.
         prompts: what the trace asks for.
         hit_blocks: whole blocks found cached at first admissions.
         hit_tokens: tokens found cached at first admissions.
@@ -184,6 +185,7 @@ class ReplayReport:
     trace: str
     tokens_per_block: int
     usable_pages: int
+    policy: str
     prompts: PromptCounts
     hit_blocks: int
     hit_tokens: int

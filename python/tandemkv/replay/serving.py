@@ -359,6 +359,7 @@ class _Simulation:
             trace=str(self._trace.path),
             tokens_per_block=limits.tokens_per_block,
             usable_pages=limits.usable_pages,
+            policy=self._managers.ledger.policy,
             prompts=PromptCounts.of(self._trace, limits.tokens_per_block),
             ledger=self._managers.ledger.stats(),
             duration_ms=self._now,

@@ -24,3 +24,4 @@ pub mod window;
 
 pub use error::LedgerError;
 pub use ledger::{Ledger, LedgerConfig};
+pub use prefix::EvictionPolicy;

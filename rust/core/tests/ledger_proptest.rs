@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use tandemkv_core::ledger::{AdmitBatch, AdvanceBatch, Rows};
 use tandemkv_core::scope::{Salt, Scope};
-use tandemkv_core::{Ledger, LedgerConfig, LedgerError};
+use tandemkv_core::{EvictionPolicy, Ledger, LedgerConfig, LedgerError};
 
 /// One call. Numbers are choices among what the ledger's state offers, not arguments.
 #[derive(Debug, Clone)]
@@ -77,13 +77,14 @@ fn config() -> impl Strategy<Value = LedgerConfig> {
             prop::bool::weighted(0.9),
             prop::bool::weighted(0.7),
             prop::bool::weighted(0.2),
+            prop::sample::select(EvictionPolicy::NAMED.map(|(_, policy)| policy).to_vec()),
         ),
     )
         .prop_map(
             |(size, num_pages, lengths, (has_draft, lookahead), rules)| {
                 let (max_sequences, blocks, extra_tokens, reserve_tokens, watermark_blocks) =
                     lengths;
-                let (reuse, partial_reuse, same_stream) = rules;
+                let (reuse, partial_reuse, same_stream, policy) = rules;
                 // The lookahead is at most as long as a sequence, and needs a draft.
                 let max_seq_len = size * blocks + 2;
                 LedgerConfig {
@@ -99,6 +100,7 @@ fn config() -> impl Strategy<Value = LedgerConfig> {
                     partial_reuse,
                     same_stream,
                     watermark_blocks,
+                    policy,
                 }
             },
         )

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::PyBytes;
 use tandemkv_core::ledger::AdvanceBatch;
-use tandemkv_core::{Ledger, LedgerConfig, LedgerError};
+use tandemkv_core::{EvictionPolicy, Ledger, LedgerConfig, LedgerError};
 
 use crate::arguments::{Requests, StepNumber, TokenRows, as_given};
 use crate::buffers::{Input, Memory, Output, Tokens, disjoint};
@@ -44,10 +44,10 @@ impl PyLedger {
         *, tokens_per_block, num_pages, max_sequences, max_seq_len, has_draft = false,
         extra_tokens = Integer(Ok(0)), reserve_tokens = Integer(Ok(0)), lookahead = Integer(Ok(0)),
         reuse = true, partial_reuse = true,
-        same_stream = false, watermark_blocks = Integer(Ok(0)),
+        same_stream = false, watermark_blocks = Integer(Ok(0)), policy = "lru",
     ), text_signature = "(*, tokens_per_block, num_pages, max_sequences, max_seq_len, \
         has_draft=False, extra_tokens=0, reserve_tokens=0, lookahead=0, reuse=True, \
-        partial_reuse=True, same_stream=False, watermark_blocks=0)")]
+        partial_reuse=True, same_stream=False, watermark_blocks=0, policy='lru')")]
     // One keyword per field of the configuration; the booleans are independent switches.
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)]
     fn new(
@@ -64,6 +64,7 @@ impl PyLedger {
         partial_reuse: bool,
         same_stream: bool,
         watermark_blocks: Integer,
+        policy: &str,
     ) -> PyResult<Self> {
         let config = LedgerConfig {
             tokens_per_block: tokens_per_block.get(py, "tokens_per_block", FROM_ONE)?,
@@ -81,6 +82,7 @@ impl PyLedger {
             partial_reuse,
             same_stream,
             watermark_blocks: watermark_blocks.get(py, "watermark_blocks", FROM_ZERO)?,
+            policy: named_policy(py, policy)?,
         };
         // Touching the records of a large pool takes a while.
         let ledger = py.detach(|| Ledger::new(config));
@@ -90,6 +92,11 @@ impl PyLedger {
     #[getter]
     fn tokens_per_block(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.lock(py)?.config().tokens_per_block)
+    }
+
+    #[getter]
+    fn policy(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(self.lock(py)?.config().policy.name())
     }
 
     #[getter]
@@ -476,6 +483,17 @@ impl PyLedger {
         self.lock(py)?.validate();
         Ok(())
     }
+}
+
+/// The eviction policy of that name.
+fn named_policy(py: Python<'_>, name: &str) -> PyResult<EvictionPolicy> {
+    let known = EvictionPolicy::NAMED;
+    if let Some(&(_, policy)) = known.iter().find(|(known, _)| *known == name) {
+        return Ok(policy);
+    }
+    let names: Vec<_> = known.iter().map(|(name, _)| format!("'{name}'")).collect();
+    let message = format!("policy is '{name}', must be one of {}", names.join(", "));
+    Err(misuse(py, "policy", &message))
 }
 
 /// An output of records of four numbers.

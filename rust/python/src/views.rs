@@ -98,6 +98,9 @@ fn node<'py>(py: Python<'py>, dump: &NodeDump) -> Dict<'py> {
     out.set_item("active_children", dump.active_children)?;
     out.set_item("last_use", dump.last_use)?;
     out.set_item("stamp", dump.stamp)?;
+    out.set_item("uses", dump.uses)?;
+    out.set_item("rank", dump.rank)?;
+    out.set_item("priority", dump.priority)?;
     out.set_item("pages", &dump.pages)?;
     Ok(out)
 }

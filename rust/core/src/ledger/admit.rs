@@ -360,12 +360,14 @@ impl Ledger {
             }
         };
         self.tree.pin(node, &self.steps);
+        self.tree.count_use(node);
         self.sequences[row.at()].node = node;
         let mut source = NodeId::NONE;
         if demand.source {
             let holder = self.tree.holder(found.tail, demand.shared);
             source = self.split_after(holder, demand.shared + 1);
             self.tree.pin(source, &self.steps);
+            self.tree.count_use_of(source);
             self.copies.push((step, source));
         }
         self.share_pages(row, node, demand.shared + demand.need);

@@ -32,6 +32,12 @@ pub struct NodeDump {
     pub last_use: u64,
     /// Newest step at that moment.
     pub stamp: u64,
+    /// Uses that the policy counted.
+    pub uses: u32,
+    /// Its rank among leaves, by the policy.
+    pub rank: u64,
+    /// Its priority: lower ones go first.
+    pub priority: u8,
     /// Pages per class.
     pub pages: Vec<Vec<u32>>,
 }
@@ -158,6 +164,9 @@ impl Ledger {
             active_children: node.active_children,
             last_use: node.last_use,
             stamp: node.stamp,
+            uses: node.usage.uses,
+            rank: node.usage.rank,
+            priority: node.priority,
             pages: (0..classes)
                 .map(|class| {
                     node.pages(classes)
@@ -215,6 +224,7 @@ impl Ledger {
                 self.steps.now().to_bits(),
                 self.steps.copies(),
                 self.tree.tick,
+                self.tree.policy_state(),
             ),
             (
                 self.blocks.free_list(),
@@ -393,18 +403,21 @@ impl Ledger {
         assert_eq!(cached, self.tree.cached());
         assert_eq!(passed, self.tree.evictable());
         assert_eq!(waiting, self.tree.waiting_total());
-        let leaves: Vec<(u64, NodeId)> = {
-            let idle = nodes
-                .iter()
-                .map(|&id| (id, self.tree.node(id)))
-                .filter(|(_, node)| {
-                    !node.is_root() && !node.is_active() && node.children.is_empty()
-                });
-            let mut leaves: Vec<_> = idle.map(|(id, node)| (node.last_use, id)).collect();
-            leaves.sort_unstable();
-            leaves
-        };
-        assert_eq!(self.tree.eviction_order(), leaves);
+        let (mut ready, mut fenced) = (Vec::new(), Vec::new());
+        for &id in &nodes {
+            let node = self.tree.node(id);
+            if node.is_root() || node.is_active() || !node.children.is_empty() {
+                continue;
+            }
+            if self.steps.passed(node.stamp) {
+                ready.push(node.leaf(id));
+            } else {
+                fenced.push((node.stamp, id));
+            }
+        }
+        ready.sort_unstable();
+        fenced.sort_unstable();
+        assert_eq!(self.tree.all_leaves(), (ready, fenced));
     }
 
     fn check_run(&self, id: NodeId, children: &[NodeId]) {

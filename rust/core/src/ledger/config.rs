@@ -1,6 +1,7 @@
 //! What a ledger is built from.
 
 use crate::error::LedgerError;
+use crate::prefix::EvictionPolicy;
 
 /// Sizes and rules of a ledger; all of them come from one plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub struct LedgerConfig {
     pub same_stream: bool,
     /// Blocks per class that admissions leave to the growth of open sequences.
     pub watermark_blocks: u32,
+    /// In which order cached blocks are evicted.
+    pub policy: EvictionPolicy,
 }
 
 /// The largest count, length or index: what an `int32` table can hold.

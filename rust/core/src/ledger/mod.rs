@@ -104,7 +104,7 @@ impl Ledger {
                 .map(|&pages| Pool::new(pages))
                 .collect(),
             blocks: Blocks::new(config.tokens_per_block, records),
-            tree: Tree::new(classes, config.lookahead),
+            tree: Tree::new(classes, config.lookahead, config.policy),
             steps: Steps::new(config.same_stream),
             sequences: (0..rows).map(|_| Sequence::closed()).collect(),
             tables: (0..rows as usize * classes)
@@ -209,7 +209,7 @@ impl Ledger {
         // Copies in flight read pages that are fenced now; their nodes are gone.
         self.copies.clear();
         let tick = self.tree.tick;
-        self.tree = Tree::new(classes, self.config.lookahead);
+        self.tree = Tree::new(classes, self.config.lookahead, self.config.policy);
         self.tree.tick = tick;
         Ok(())
     }

@@ -47,6 +47,7 @@ impl Tree {
             && node.children.is_empty()
             && !node.is_root()
             && node.draft_valid == draft_valid
+            && node.usage.uses == self.policy.fresh().uses
     }
 
     /// Appends blocks to a node for which [`Tree::can_append`] holds.
@@ -67,6 +68,7 @@ impl Tree {
         let above = self.node(parent);
         let mut node = Node::new(above.scope, parent, above.end(), incoming.draft_valid);
         node.partial = incoming.partial;
+        node.usage = self.policy.fresh();
         node.pins = 1;
         fill(&mut node, incoming, self.classes);
         self.cached += node.len();
@@ -97,6 +99,8 @@ impl Tree {
         upper.tip = SmallVec::from_slice(&tip);
         upper.last_use = node.last_use;
         upper.stamp = node.stamp;
+        upper.usage = node.usage;
+        upper.priority = node.priority;
         upper.active_children = u32::from(node.is_active());
         upper.claimed = node.claimed.min(at);
         node.claimed -= upper.claimed;
@@ -120,6 +124,7 @@ impl Tree {
             && lower.partial.is_none()
             && (upper.last_use, upper.stamp, upper.draft_valid)
                 == (lower.last_use, lower.stamp, lower.draft_valid)
+            && (upper.usage, upper.priority) == (lower.usage, lower.priority)
     }
 
     /// Puts the blocks of `id` in front of those of its only child, which takes its place.
@@ -150,7 +155,7 @@ impl Tree {
     }
 
     /// Removes a childless, inactive node that holds no block, and what is empty above it.
-    pub(crate) fn remove(&mut self, id: NodeId, place: Place) {
+    pub(crate) fn remove(&mut self, id: NodeId, place: Place, steps: &Steps) {
         let (parent, scope) = (self.node(id).parent, self.node(id).scope);
         *self.node_mut(id) = Node::new(scope, NodeId::NONE, 0, true);
         self.nodes.free(id.get());
@@ -162,7 +167,7 @@ impl Tree {
         if above.is_root() {
             self.drop_root_if_empty(parent);
         } else {
-            self.enter_leaves(parent);
+            self.enter_leaves(parent, steps);
         }
     }
 
@@ -222,7 +227,7 @@ impl Tree {
         self.cached -= 1;
         let fence = (!steps.passed(self.node(id).stamp)).then_some(steps);
         self.give_back_tail(id, 0, fence, blocks, pools);
-        self.remove(id, place);
+        self.remove(id, place, steps);
     }
 
     /// Whether a partial block with this text would add nothing: a sibling with at least its

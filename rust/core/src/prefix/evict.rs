@@ -1,4 +1,4 @@
-//! Claims and eviction: blocks leave the tail of the least recently used leaf.
+//! Claims and eviction: blocks leave the tail of the leaf that the policy ranks first.
 
 use smallvec::SmallVec;
 
@@ -6,6 +6,7 @@ use crate::blocks::Blocks;
 use crate::ids::{NodeId, Token};
 use crate::pool::Pool;
 use crate::prefix::Tree;
+use crate::prefix::leaves::Leaf;
 use crate::steps::Steps;
 
 impl Tree {
@@ -20,14 +21,13 @@ impl Tree {
             }
             let before = node.claimed;
             node.claimed = blocks;
-            let (whole, leaf) = (blocks == node.len(), node.children.is_empty());
-            let (key, idle) = ((node.last_use, id), !node.is_active());
+            let (whole, idle) = (blocks == node.len(), !node.is_active());
+            let leaf = (whole && idle && node.children.is_empty()).then(|| node.leaf(id));
             if before == 0 {
                 self.claims.push(id);
             }
-            if whole && leaf && idle {
-                self.leaves.remove(&key);
-                self.claimed_leaves.insert(key);
+            if let Some(leaf) = leaf {
+                self.leaves.claim(leaf);
             }
         }
     }
@@ -37,23 +37,47 @@ impl Tree {
         while let Some(id) = self.claims.pop() {
             self.node_mut(id).claimed = 0;
         }
-        self.leaves.append(&mut self.claimed_leaves);
+        self.leaves.end_claims();
     }
 
-    /// Puts an inactive node without children into the set of leaves where it belongs.
-    pub(crate) fn enter_leaves(&mut self, id: NodeId) {
+    /// Puts an inactive node without children among the leaves, where it belongs.
+    pub(crate) fn enter_leaves(&mut self, id: NodeId, steps: &Steps) {
         let node = self.node(id);
-        let key = (node.last_use, id);
-        if node.claimed == node.len() {
-            self.claimed_leaves.insert(key);
+        let (stamp, leaf, claimed) = (node.stamp, node.leaf(id), node.claimed == node.len());
+        if steps.passed(stamp) {
+            self.leaves.insert(leaf, claimed);
         } else {
-            self.leaves.insert(key);
+            self.leaves.insert_fenced(stamp, id);
         }
     }
 
-    /// Leaves in the order in which they would go, between calls.
-    pub(crate) fn eviction_order(&self) -> Vec<(u64, NodeId)> {
-        self.leaves.iter().copied().collect()
+    /// Takes a node out of the leaves.
+    pub(crate) fn leave_leaves(&mut self, id: NodeId, steps: &Steps) {
+        let node = self.node(id);
+        let (stamp, leaf) = (node.stamp, node.leaf(id));
+        let removed = if steps.passed(stamp) {
+            self.leaves.remove(leaf)
+        } else {
+            self.leaves.remove_fenced(stamp, id)
+        };
+        debug_assert!(removed, "an inactive leaf stands among the leaves");
+    }
+
+    /// Makes the leaves whose fence has passed victims.
+    pub(crate) fn release_fenced_leaves(&mut self, steps: &Steps) {
+        while let Some((stamp, id)) = self.leaves.first_fenced() {
+            if !steps.passed(stamp) {
+                return;
+            }
+            self.leaves.remove_fenced(stamp, id);
+            self.enter_leaves(id, steps);
+        }
+    }
+
+    /// The leaves whose fence has passed, in the order in which they would go, and the others by stamp;
+    /// between calls.
+    pub(crate) fn all_leaves(&self) -> (Vec<Leaf>, Vec<(u64, NodeId)>) {
+        (self.leaves.order(), self.leaves.fenced())
     }
 
     /// Evicts `needed` blocks; the caller has checked that as many are evictable.
@@ -66,45 +90,50 @@ impl Tree {
     ) {
         let mut left = needed;
         while left > 0 {
-            // Stamps rise with the order of last use, so only the first leaf need be asked. A leaf
-            // behind its fence is no victim, and then the claimed ones are the only victims there are.
-            let unclaimed = self.leaves.first().map(|&(_, id)| id);
-            let unclaimed = unclaimed.filter(|&id| steps.passed(self.node(id).stamp));
-            let (id, claimed) = if let Some(id) = unclaimed {
+            // A block's children are as old as it is or older, so what is counted as evictable can
+            // always be reached from the leaves, in whatever order they go.
+            let (id, claimed) = if let Some(id) = self.leaves.first_ready() {
                 (id, self.node(id).claimed)
             } else {
-                let &(_, id) = self.claimed_leaves.first().expect("enough was evictable");
+                let id = self.leaves.first_claimed().expect("enough was evictable");
                 (id, 0)
             };
-            let taken = left.min(self.node(id).len() - claimed);
-            self.evict_tail(id, taken, blocks, pools);
+            let node = self.node(id);
+            let (taken, usage) = (left.min(node.len() - claimed), node.usage);
+            self.policy.evicted(&usage);
+            self.evict_tail(id, taken, blocks, pools, steps);
             left -= taken;
         }
         self.uncount_evictable(needed);
     }
 
     /// Evicts the last `taken` blocks of a leaf.
-    fn evict_tail(&mut self, id: NodeId, taken: u32, blocks: &mut Blocks, pools: &mut [Pool]) {
+    fn evict_tail(
+        &mut self,
+        id: NodeId,
+        taken: u32,
+        blocks: &mut Blocks,
+        pools: &mut [Pool],
+        steps: &Steps,
+    ) {
         let lookahead = self.lookahead;
         let node = self.node(id);
         let kept = node.len() - taken;
-        let key = (node.last_use, id);
+        let leaf = node.leaf(id);
         // What was evicted first is looked at before its record can be reused.
         let place = (kept == 0).then(|| self.place_of(node.parent, id, blocks));
         let tip = node.copy_text(blocks, kept as usize * blocks.tokens_per_block(), lookahead);
         self.give_back_tail(id, kept, None, blocks, pools);
         let node = self.node_mut(id);
         if let Some(place) = place {
-            self.leaves.remove(&key);
-            self.claimed_leaves.remove(&key);
-            self.remove(id, place);
+            self.leaves.remove(leaf);
+            self.remove(id, place, steps);
             return;
         }
         node.tip = SmallVec::<[Token; 4]>::from_slice(&tip);
         if node.claimed >= kept && node.claimed > 0 {
             node.claimed = kept;
-            self.leaves.remove(&key);
-            self.claimed_leaves.insert(key);
+            self.leaves.claim(leaf);
         }
     }
 

@@ -14,6 +14,8 @@
 //! | `drop.rs` | giving up a scope |
 //! | `protect.rs` | pins, and what they protect |
 //! | `evict.rs` | claims and eviction |
+//! | `leaves.rs` | the inactive leaves in the order of eviction |
+//! | `policy.rs` | what decides that order |
 
 mod children;
 mod drop;
@@ -21,22 +23,24 @@ mod edit;
 mod evict;
 mod explain;
 mod find;
+mod leaves;
 mod node;
+mod policy;
 mod protect;
 mod text;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 pub(crate) use edit::Incoming;
 pub(crate) use find::Found;
 pub(crate) use node::{Node, Partial};
+pub use policy::EvictionPolicy;
 pub(crate) use text::Key;
 
 use crate::ids::NodeId;
+use crate::prefix::leaves::Leaves;
+use crate::prefix::policy::Policy;
 use crate::slab::Slab;
-
-/// The order in which leaves are evicted: least recently used first. The id only makes it total.
-type Leaf = (u64, NodeId);
 
 /// The tree of all scopes.
 #[derive(Debug)]
@@ -49,10 +53,10 @@ pub(crate) struct Tree {
     pub lookahead: usize,
     /// Grows by one whenever something becomes unprotected as a whole: a release, a completed copy.
     pub tick: u64,
-    /// Inactive nodes without children, except those in `claimed_leaves`.
-    leaves: BTreeSet<Leaf>,
-    /// Leaves whose blocks are all claimed by a later item of the running call.
-    claimed_leaves: BTreeSet<Leaf>,
+    /// Inactive nodes without children.
+    leaves: Leaves,
+    /// In which order they are evicted.
+    policy: Box<dyn Policy>,
     /// Nodes with claims.
     claims: Vec<NodeId>,
     /// Blocks in inactive nodes whose fence has passed.
@@ -64,15 +68,15 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    pub(crate) fn new(classes: usize, lookahead: u32) -> Self {
+    pub(crate) fn new(classes: usize, lookahead: u32, policy: EvictionPolicy) -> Self {
         Self {
             nodes: Slab::new(),
             roots: BTreeMap::new(),
             classes,
             lookahead: lookahead as usize,
             tick: 0,
-            leaves: BTreeSet::new(),
-            claimed_leaves: BTreeSet::new(),
+            leaves: Leaves::default(),
+            policy: policy.build(),
             claims: Vec::new(),
             evictable: 0,
             waiting: VecDeque::new(),
@@ -84,6 +88,11 @@ impl Tree {
     #[inline]
     pub(crate) fn evictable(&self) -> u32 {
         self.evictable
+    }
+
+    /// What the policy's later answers depend on, beside the nodes.
+    pub(crate) fn policy_state(&self) -> u64 {
+        self.policy.state()
     }
 
     /// Blocks in the tree.

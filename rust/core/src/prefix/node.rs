@@ -4,6 +4,11 @@ use smallvec::SmallVec;
 
 use crate::ids::{BlockId, NodeId, PageIndex, Token, count};
 use crate::prefix::children::Children;
+use crate::prefix::leaves::Leaf;
+use crate::prefix::policy::Usage;
+
+/// The priority of blocks without a hint.
+pub(crate) const DEFAULT_PRIORITY: u8 = 35;
 
 /// What makes a node a partial block: the last tokens of a sequence that ended inside a block.
 /// Such a node holds exactly one block and never has children.
@@ -42,6 +47,10 @@ pub(crate) struct Node {
     pub last_use: u64,
     /// The newest step begun at that moment.
     pub stamp: u64,
+    /// What the policy knows of its blocks.
+    pub usage: Usage,
+    /// Blocks of lower priority are evicted first.
+    pub priority: u8,
     /// Leading blocks that a later item of the running call has claimed.
     pub claimed: u32,
 }
@@ -63,6 +72,8 @@ impl Node {
             active_children: 0,
             last_use: 0,
             stamp: 0,
+            usage: Usage::default(),
+            priority: DEFAULT_PRIORITY,
             claimed: 0,
         }
     }
@@ -71,6 +82,12 @@ impl Node {
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.pins > 0 || self.active_children > 0
+    }
+
+    /// Where the node, whose id is given, stands among the leaves.
+    #[inline]
+    pub(crate) fn leaf(&self, id: NodeId) -> Leaf {
+        Leaf::new(self.priority, self.usage.rank, self.last_use, id)
     }
 
     #[inline]

@@ -51,6 +51,25 @@ impl Tree {
         self.node_mut(from).pins -= 1;
     }
 
+    /// Counts one use of the path down to `tail`.
+    pub(crate) fn count_use(&mut self, tail: NodeId) {
+        if !self.policy.counts_uses() {
+            return;
+        }
+        let mut id = tail;
+        while !self.node(id).is_root() {
+            self.count_use_of(id);
+            id = self.node(id).parent;
+        }
+    }
+
+    /// Counts one use of a single node.
+    pub(crate) fn count_use_of(&mut self, id: NodeId) {
+        if self.policy.counts_uses() {
+            self.policy.used(&mut self.nodes[id.get()].usage);
+        }
+    }
+
     /// Evictable blocks that using `shared` blocks of the path to `tail`, and copying the next one if
     /// `source`, would protect.
     pub(crate) fn would_protect(
@@ -91,6 +110,7 @@ impl Tree {
             self.evictable += blocks;
             self.waiting.pop_front();
         }
+        self.release_fenced_leaves(steps);
     }
 
     pub(crate) fn leave_inactive(&mut self, id: NodeId, steps: &Steps) {
@@ -100,9 +120,7 @@ impl Tree {
             return;
         }
         if leaf {
-            let key = (node.last_use, id);
-            let removed = self.leaves.remove(&key) || self.claimed_leaves.remove(&key);
-            debug_assert!(removed, "an inactive leaf stands in one of the two sets");
+            self.leave_leaves(id, steps);
         }
         if steps.passed(stamp) {
             self.evictable -= blocks;
@@ -117,12 +135,13 @@ impl Tree {
     /// Makes a node inactive; returns the node that holds its blocks afterwards.
     fn enter_inactive(&mut self, id: NodeId, blocks: &Blocks, steps: &Steps) -> NodeId {
         let (tick, stamp) = (self.tick, steps.stamp());
-        let node = self.node_mut(id);
+        let node = &mut self.nodes[id.get()];
         node.last_use = tick;
         node.stamp = stamp;
+        self.policy.idle(&mut node.usage);
         let (len, only, leaf) = (node.len(), node.children.only(), node.children.is_empty());
         if leaf {
-            self.leaves.insert((tick, id));
+            self.enter_leaves(id, steps);
         }
         self.count_inactive(stamp, len, steps);
         match only {
