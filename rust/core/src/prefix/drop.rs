@@ -33,7 +33,7 @@ impl Tree {
             let fence = (!steps.passed(node.stamp)).then_some(steps);
             self.cached -= node.len();
             self.give_back_tail(id, 0, fence, blocks, pools);
-            self.remove(id, place);
+            self.remove(id, place, steps);
         }
     }
 }
