@@ -1,0 +1,105 @@
+"""Attention of many sequences at a time over pages: gather, then SDPA for each sequence.
+
+The tokens of a step lie one sequence after the other, without padding. transformers calls the
+function below in every attention layer, with the bounds of the sequences as keyword arguments that
+have the names of its own variable-length attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from tandemkv.integrations.transformers import PagedCacheError
+
+NAME = "tandemkv_paged"
+
+# What some models ask of attention that the function below does not do.
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+
+
+def paged_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend, each sequence to itself.
+
+    Args:
+        module: the attention layer.
+        query: `[1, heads, tokens, size]`, the tokens that the step runs.
+        key: `[1, KV heads, KV tokens, size]`, all tokens that are read, gathered from the pages.
+        value: the same.
+        attention_mask: not used; the bounds say all.
+        scaling: factor of the scores; None: one over the root of the size.
+        sliding_window: tokens that a token sees, itself included; None: all before it.
+        cu_seq_lens_q: int `[sequences + 1]`, where the tokens of each sequence start.
+        cu_seq_lens_k: the same for the KV tokens.
+        kwargs: what else transformers passes.
+
+    Returns:
+        `[1, tokens, heads, size]`, and None for the weights.
+
+    Raises:
+        PagedCacheError: a model whose attention needs more than this.
+    """
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise PagedCacheError(f"{type(module).__name__} needs {name!r}, which is not supported")
+    if cu_seq_lens_q is None or cu_seq_lens_k is None:
+        raise PagedCacheError(f"{NAME} runs under a ModelRunner only")
+    queries, keys = cu_seq_lens_q.tolist(), cu_seq_lens_k.tolist()
+    parts = []
+    for item in range(len(queries) - 1):
+        q = query[:, :, queries[item] : queries[item + 1]]
+        k = key[:, :, keys[item] : keys[item + 1]]
+        v = value[:, :, keys[item] : keys[item + 1]]
+        mask = _mask(q.shape[2], k.shape[2], sliding_window, q.device)
+        parts.append(
+            scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True)
+        )
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """Return which of the last `queries` of `keys` tokens sees which, or None for all."""
+    if queries == 1 and (window is None or keys <= window):
+        return None
+    position = torch.arange(keys - queries, keys, device=device)[:, None]
+    other = torch.arange(keys, device=device)[None]
+    mask = other <= position
+    return mask if window is None else mask & (other > position - window)
+
+
+AttentionInterface.register(NAME, paged_attention)
+
+
+@contextmanager
+def attention_of(model: Any) -> Iterator[None]:
+    """Let every layer of `model` attend over pages while the context is open."""
+    configs = {
+        id(module.config): module.config
+        for module in model.modules()
+        if hasattr(module, "config") and hasattr(module.config, "_attn_implementation")
+    }
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._attn_implementation = NAME
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]

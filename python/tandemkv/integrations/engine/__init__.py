@@ -1,0 +1,1 @@
+../../../../examples/engine/__init__.py

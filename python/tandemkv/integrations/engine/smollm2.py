@@ -1,0 +1,1 @@
+../../../../examples/engine/smollm2.py
