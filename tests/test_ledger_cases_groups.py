@@ -136,6 +136,10 @@ def test_the_longest_snapshot_inside_the_match(engine: str) -> None:
     handle = s.prefill_in_chunks(tokens(96), 32)
     assert s.stats()["snapshots"] == 2
     assert [s.match(tokens(n)) for n in (32, 48, 96)] == [32, 32, 64]
+    # Attention alone would give 48, and the explanation says so.
+    explained = s.ledger.explain_match(tokens(48), 0, -1)
+    assert (explained["matched"], explained["usable"]) == (48, 32)
+    assert explained["missed"] == [{"position": 32, "tokens": 16, "reason": "state"}]
     s.release(handle, publish=0)
 
 
@@ -176,6 +180,8 @@ def test_a_lost_snapshot_harms_no_sequence(engine: str, pure: bool) -> None:
     thieves = [s.prefill(tokens(8, 9000 + 100 * i), scope=-1) for i in range(2)]
     assert s.stats()["evicted_side_pages"] == 1
     assert s.stats()["cached_blocks"] == cached == 2
+    explained = s.ledger.explain_match(tokens(64), 0, -1)
+    assert (explained["matched"], explained["usable"]) == (64, 0)
     s.release(thieves[0])
     for token in range(32):
         s.decode(handle, token)
