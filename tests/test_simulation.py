@@ -1,0 +1,120 @@
+"""Random serving on a pool too small for its load: nothing leaks, nothing wedges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from reference.scenario import Scenario, tokens
+from reference.state import Config
+from simulation import Options, Simulation
+
+from tandemkv.errors import LedgerError
+
+SMALL = {"tokens_per_block": 4, "num_pages": (41,), "max_sequences": 8, "max_seq_len": 170}
+DRAFT = {"has_draft": True, "reserve_tokens": 3, "extra_tokens": 1, "lookahead": 1}
+
+ENGINES = {
+    "plain": (Config(**SMALL), Options()),
+    "pair, overlapping": (Config(**SMALL, **DRAFT), Options(depth=2)),
+    "watermark, three steps": (
+        Config(**SMALL, **DRAFT, watermark_blocks=4),
+        Options(depth=3, skipped=0.1),
+    ),
+    "two classes, whole blocks": (
+        Config(**{**SMALL, "num_pages": (41, 37)}, partial_reuse=False),
+        Options(depth=2, aborted=0.02),
+    ),
+    "one stream, no reuse": (
+        Config(**SMALL, **DRAFT, same_stream=True, reuse=False),
+        Options(depth=2),
+    ),
+}
+
+# What a run of each must have met to be worth its name.
+EXPECTED = {
+    *("finished", "unservable", "preempted", "skipped", "grow refused", "passed the head"),
+    *("aborted between steps", "aborted before it is scheduled", "aborted after it is scheduled"),
+    *("aborted between completion and result", "aborted between result and completion"),
+    *("aborted in flight", "without draft"),
+}
+EXPECTED_OF_PAIRS = {"late drafts", "lagging drafts"}
+
+
+def run(name: str, count: int, seed: int) -> Counter[str]:
+    config, options = ENGINES[name]
+    events = Simulation(config, options, count, seed).run()
+    expected = set(EXPECTED)
+    expected |= EXPECTED_OF_PAIRS if config.has_draft else set()
+    expected |= {"hits"} if config.reuse else set()
+    missing = [event for event in expected if not events[event]]
+    assert not missing, f"the run never met {missing}: {events}"
+    return events
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_request_is_served_or_refused(name: str) -> None:
+    """1,000 requests per engine."""
+    events = run(name, 1_000, seed=1)
+    ended = events["finished"] + events["unservable"] + events["aborted"]
+    assert ended == 1_000
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ENGINES)
+def test_one_hundred_thousand_requests(name: str) -> None:
+    """20,000 requests per engine."""
+    run(name, 20_000, seed=2)
+
+
+@pytest.mark.parametrize("publish", [0, 1])
+@pytest.mark.parametrize("point", ["in flight", "completed", "after its result"])
+@pytest.mark.parametrize("last", range(5))
+def test_an_abort_leaves_nothing_at_any_point(last: int, point: str, publish: int) -> None:
+    """FAULTS D5, D7: five chunks of a prompt; an abort in or after any of them frees all, once."""
+    s = Scenario("core", num_pages=(17,), has_draft=True, lookahead=1, extra_tokens=2)
+    s.serve(tokens(6))
+    step = s.begin()
+    handle, hit = s.try_admit(step, tokens(20), first=3)
+    assert hit == 5
+    for _ in range(last):
+        s.complete(step)
+        s.advance(step, handle)
+        step = s.begin()
+        assert s.grow(step, handle, 3)
+    if point != "in flight":
+        s.complete(step)
+    if point == "after its result":
+        s.advance(step, handle)
+    s.release(handle, publish)
+    before = s.ledger.digest()
+    # The result and a second abort arrive late, and nobody is there any more.
+    for late in (lambda: s.advance(step, handle), lambda: s.release(handle)):
+        with pytest.raises(LedgerError, match="names no open sequence"):
+            late()
+    assert s.ledger.digest() == before
+    if point == "in flight":
+        assert s.count("fenced") > 0
+        s.complete(step)
+    s.ledger.validate()
+    assert s.count("live") == s.count("fenced") == s.count("protected") == 0
+    s.ledger.reset_reuse_state()
+    assert s.count("free") == 16
+
+
+def test_an_abort_in_the_step_of_its_end_frees_at_once() -> None:
+    """FAULTS D6: the abort comes first, and the finished request is not released again."""
+    s = Scenario("core", num_pages=(9,))
+    handle = s.prefill(tokens(8), 50)
+    s.release(handle, publish=0)
+    with pytest.raises(LedgerError, match="names no open sequence"):
+        s.release(handle)
+    assert s.count("live") == s.count("fenced") == 0
+
+
+def test_usage_stays_within_the_pool_and_gauges_add_up() -> None:
+    """FAULTS N2: in every tick no count is below 0 or above the pool."""
+    config, options = ENGINES["pair, overlapping"]
+    Simulation(config, replace(options, validate_every=1), 100, seed=3).run()
