@@ -146,9 +146,8 @@ class Simulation:
         assert self.idle <= self.options.depth, "the engine makes no progress"
 
     def _progress(self) -> tuple[int, ...]:
-        return tuple(
-            self.events[name] for name in ("ran", "finished", "unservable", "preempted", "aborted")
-        )
+        kinds = ("ran", "results", "finished", "unservable", "preempted", "aborted")
+        return tuple(self.events[kind] for kind in kinds)
 
     # What a step brings
 
@@ -188,6 +187,7 @@ class Simulation:
             ends.append(list(request.ends))
         if items:
             self.ledger.advance(step, items, ends)
+            self.events["results"] += len(items)
 
     def _results(self, request: Request, width: int) -> list[int]:
         """Return the tokens that a step gives: none within a prompt, at least one after it."""
