@@ -193,6 +193,13 @@ class Ledger:
         same_stream: later work is ordered after earlier work, so pages need no fence.
         watermark_blocks: blocks per class that admissions leave to the growth of open sequences.
         policy: in which order cached blocks are evicted: `lru` or `lfu` (`docs/eviction.md`).
+        lifetimes: how long each class keeps a token, as `resolve_lifetime` returned it; None: all
+            classes are `full_attention`.
+        max_step_tokens: most tokens that a sequence runs in a step, which bounds what admission counts
+            for a window; 0: no bound known.
+        num_blocks: block records of a ledger that publishes and has no full class; None otherwise.
+        snapshot_interval: a state is copied into the tree at histories that are multiples of so many
+            tokens (itself a multiple of `tokens_per_block`); 0: never.
     """
 
     def __new__(
@@ -211,6 +218,10 @@ class Ledger:
         same_stream: bool = False,
         watermark_blocks: int = 0,
         policy: str = "lru",
+        lifetimes: Sequence[_Lifetime] | None = None,
+        max_step_tokens: int = 0,
+        num_blocks: int | None = None,
+        snapshot_interval: int = 0,
     ) -> Ledger: ...
     @property
     def tokens_per_block(self) -> int: ...
@@ -361,11 +372,12 @@ class Ledger:
     def dump(self) -> dict[str, Any]:
         """Return the whole state, readable.
 
-        `classes`: per class `free`, `fenced` as lists of pages (fenced: (page, stamp));
+        `classes`: per class `free`, `fenced` as lists of pages (fenced: (page, stamp)) and `side`, the
+        side pages as (page, pins, stamp, covered), those in the queue first;
         `nodes`: a list of dicts with `id`, `parent`, `scope`, `start` (ordinal of its first block),
         `tokens` (one list per block), `tip`, `covered` (of a partial block, else None),
         `draft_valid`, `pins`, `active_children`, `last_use`, `stamp`, `uses`, `rank`, `priority`,
-        `pages` (per class);
+        `pages` (per class, 0 where a block has none);
         `sequences`: handle -> `sequence(handle)` and `pages` (per class) and `node`.
         """
     def validate(self) -> None: ...

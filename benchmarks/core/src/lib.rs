@@ -6,6 +6,7 @@
 pub mod measured;
 
 use tandemkv_core::ids::Token;
+use tandemkv_core::window::Lifetime;
 use tandemkv_core::{EvictionPolicy, Ledger, LedgerConfig};
 
 /// Tokens per block in all benchmarks: 16 tokens of 4 bytes are one cache line.
@@ -33,6 +34,10 @@ impl Setup {
         Ledger::new(LedgerConfig {
             tokens_per_block: u32::try_from(BLOCK).expect("16"),
             num_pages: vec![self.pages + 1],
+            lifetimes: vec![Lifetime::Full],
+            max_step_tokens: 0,
+            num_blocks: None,
+            snapshot_interval: 0,
             max_sequences: self.rows,
             max_seq_len: self.max_seq_len,
             has_draft: self.pair,

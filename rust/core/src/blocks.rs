@@ -133,8 +133,8 @@ impl Blocks {
         }
     }
 
-    /// Appends `needed` free records to `out`. There are as many records as pages, and the caller
-    /// has pages, so there is always one.
+    /// Appends `needed` free records to `out`. There are as many records as pages of a full class, and
+    /// the caller has pages, so there is always one; without a full class the records were counted.
     pub(crate) fn take(&mut self, needed: u32, out: &mut Vec<BlockId>) {
         let left = self
             .free
@@ -147,6 +147,10 @@ impl Blocks {
     /// Gives records back; handed out again in the same order.
     pub(crate) fn give_back(&mut self, blocks: impl DoubleEndedIterator<Item = BlockId>) {
         self.free.extend(blocks.rev());
+    }
+
+    pub(crate) fn free_count(&self) -> u32 {
+        count(self.free.len())
     }
 
     pub(crate) fn free_list(&self) -> &[BlockId] {

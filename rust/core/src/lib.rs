@@ -6,6 +6,8 @@
 
 mod blocks;
 pub mod budget;
+#[expect(dead_code, reason = "windows and states will use the rest")]
+mod classes;
 pub mod error;
 pub mod ids;
 mod interned;
@@ -15,6 +17,8 @@ mod pool;
 mod prefix;
 pub mod scope;
 mod sequence;
+#[expect(dead_code, reason = "windows and states will use the rest")]
+mod side;
 mod slab;
 pub mod stats;
 mod steps;

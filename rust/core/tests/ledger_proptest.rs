@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use tandemkv_core::ledger::{AdmitBatch, AdvanceBatch, Rows};
 use tandemkv_core::scope::{Salt, Scope};
+use tandemkv_core::window::Lifetime;
 use tandemkv_core::{EvictionPolicy, Ledger, LedgerConfig, LedgerError};
 
 /// One call. Numbers are choices among what the ledger's state offers, not arguments.
@@ -89,6 +90,10 @@ fn config() -> impl Strategy<Value = LedgerConfig> {
                 let max_seq_len = size * blocks + 2;
                 LedgerConfig {
                     tokens_per_block: size,
+                    lifetimes: vec![Lifetime::Full; num_pages.len()],
+                    max_step_tokens: 0,
+                    num_blocks: None,
+                    snapshot_interval: 0,
                     num_pages,
                     max_sequences,
                     max_seq_len,

@@ -13,7 +13,7 @@ use tandemkv_core::window::{Lifetime, Window};
 use crate::budget::from_budget;
 
 /// `(name, tokens, sinks)`; the numbers are 0 where the rule has none.
-type LifetimeTuple = (String, u64, u64);
+pub type LifetimeTuple = (String, u64, u64);
 
 /// Add the cost functions to the extension module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -148,7 +148,7 @@ fn utilization(py: Python<'_>, limit: (u64, u64), amount: u64) -> PyResult<(u64,
     Ok((whole, limit.used(amount)))
 }
 
-fn to_lifetime((name, tokens, sinks): &LifetimeTuple) -> PyResult<Lifetime> {
+pub fn to_lifetime((name, tokens, sinks): &LifetimeTuple) -> PyResult<Lifetime> {
     let (tokens, sinks) = (*tokens, *sinks);
     Ok(match name.as_str() {
         "full_attention" => Lifetime::Full,

@@ -7,10 +7,12 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::PyBytes;
 use tandemkv_core::ledger::AdvanceBatch;
+use tandemkv_core::window::Lifetime;
 use tandemkv_core::{EvictionPolicy, Ledger, LedgerConfig, LedgerError};
 
 use crate::arguments::{Requests, StepNumber, TokenRows, as_given};
 use crate::buffers::{Input, Memory, Output, Tokens, disjoint};
+use crate::cost::{LifetimeTuple, to_lifetime};
 use crate::errors::{ledger_error, misuse};
 use crate::identity;
 use crate::integer::{FROM_MINUS_ONE, FROM_ONE, FROM_ZERO, HANDLE, Integer, MEDIA, PAGES, SCOPE};
@@ -45,9 +47,11 @@ impl PyLedger {
         extra_tokens = Integer(Ok(0)), reserve_tokens = Integer(Ok(0)), lookahead = Integer(Ok(0)),
         reuse = true, partial_reuse = true,
         same_stream = false, watermark_blocks = Integer(Ok(0)), policy = "lru",
+        lifetimes = None,        max_step_tokens = Integer(Ok(0)), num_blocks = None, snapshot_interval = Integer(Ok(0)),
     ), text_signature = "(*, tokens_per_block, num_pages, max_sequences, max_seq_len, \
         has_draft=False, extra_tokens=0, reserve_tokens=0, lookahead=0, reuse=True, \
-        partial_reuse=True, same_stream=False, watermark_blocks=0, policy='lru')")]
+        partial_reuse=True, same_stream=False, watermark_blocks=0, policy='lru', lifetimes=None, \
+        max_step_tokens=0, num_blocks=None, snapshot_interval=0)")]
     // One keyword per field of the configuration; the booleans are independent switches.
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)]
     fn new(
@@ -65,7 +69,15 @@ impl PyLedger {
         same_stream: bool,
         watermark_blocks: Integer,
         policy: &str,
+        lifetimes: Option<Vec<LifetimeTuple>>,
+        max_step_tokens: Integer,
+        num_blocks: Option<Integer>,
+        snapshot_interval: Integer,
     ) -> PyResult<Self> {
+        let lifetimes = match lifetimes {
+            None => vec![Lifetime::Full; num_pages.len()],
+            Some(given) => given.iter().map(to_lifetime).collect::<PyResult<_>>()?,
+        };
         let config = LedgerConfig {
             tokens_per_block: tokens_per_block.get(py, "tokens_per_block", FROM_ONE)?,
             num_pages: num_pages
@@ -83,6 +95,12 @@ impl PyLedger {
             same_stream,
             watermark_blocks: watermark_blocks.get(py, "watermark_blocks", FROM_ZERO)?,
             policy: named_policy(py, policy)?,
+            lifetimes,
+            max_step_tokens: max_step_tokens.get(py, "max_step_tokens", FROM_ZERO)?,
+            num_blocks: num_blocks
+                .map(|blocks| blocks.get(py, "num_blocks", FROM_ONE))
+                .transpose()?,
+            snapshot_interval: snapshot_interval.get(py, "snapshot_interval", FROM_ZERO)?,
         };
         // Touching the records of a large pool takes a while.
         let ledger = py.detach(|| Ledger::new(config));

@@ -60,8 +60,12 @@ pub fn stats<'py>(py: Python<'py>, stats: &Stats) -> Dict<'py> {
 pub fn dump<'py>(py: Python<'py>, dump: &Dump) -> Dict<'py> {
     let out = PyDict::new(py);
     let classes = PyList::empty(py);
-    for (free, fenced) in dump.free.iter().zip(&dump.fenced) {
+    for ((free, fenced), side) in dump.free.iter().zip(&dump.fenced).zip(&dump.side) {
         let item = PyDict::new(py);
+        let side: Vec<_> = (side.iter())
+            .map(|side| (side.page, side.pins, side.stamp, side.covered))
+            .collect();
+        item.set_item("side", side)?;
         item.set_item("free", free)?;
         item.set_item("fenced", fenced)?;
         classes.append(item)?;

@@ -299,7 +299,7 @@ impl Ledger {
             self.tree
                 .would_protect(found.tail, demand.shared, demand.source, &self.steps);
         let kept = self.promised + self.watermark();
-        self.has_blocks(u64::from(demand.whole) + kept, protect)
+        self.has_blocks(u64::from(demand.whole) + kept, protect, |_| (0, 0))
     }
 
     fn admit_act(&mut self, step: u64, item: &Item<'_>, found: Found, demand: &Demand) -> Row {
@@ -386,10 +386,10 @@ impl Ledger {
     }
 
     fn share_pages(&mut self, row: Row, node: NodeId, total: u32) {
-        let classes = self.pools.len();
+        let classes = self.classes.full();
         let shared = self.tree.node(node).end() as usize;
         for class in 0..classes {
-            let pages = &mut self.tables[row.at() * classes + class].pages;
+            let pages = &mut self.tables[row.at() * self.pools.len() + class].pages;
             pages.reserve(total as usize);
             pages.resize(shared, PAGE_ZERO);
             for id in self.tree.upwards(node) {
@@ -409,15 +409,15 @@ impl Ledger {
     }
 
     fn queue_copy(&mut self, row: Row, step: u64, source: NodeId, demand: &Demand) {
-        let classes = self.pools.len();
+        let full = self.classes.full();
         let tokens = demand.hit % self.config.tokens_per_block;
         self.steps.fence_copies(step);
-        for class in 0..classes {
+        for &place in self.classes.places() {
             self.moves.push(Move {
                 step,
-                class: crate::ids::count(class),
-                source: self.tree.node(source).pages(classes)[class],
-                destination: self.tables[row.at() * classes + class].pages[demand.shared as usize],
+                class: self.classes.class(place),
+                source: self.tree.node(source).pages(full)[place],
+                destination: self.pages_of(row, place)[demand.shared as usize],
                 tokens,
             });
         }

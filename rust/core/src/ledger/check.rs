@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::{BlockId, Handle, NodeId, PageIndex, Row, Token};
 use crate::ledger::Ledger;
+use crate::side::{Side, SideDump};
 
 /// A node of the prefix tree, as [`Ledger::dump`] shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +39,7 @@ pub struct NodeDump {
     pub rank: u64,
     /// Its priority: lower ones go first.
     pub priority: u8,
-    /// Pages per class.
+    /// Pages per class, one per block; 0 where a block has none.
     pub pages: Vec<Vec<u32>>,
 }
 
@@ -84,6 +85,8 @@ pub struct Dump {
     pub free: Vec<Vec<u32>>,
     /// Fenced pages per class with their stamps, oldest first.
     pub fenced: Vec<Vec<(u32, u64)>>,
+    /// Side pages per class: those in the queue, in order, then the pinned ones.
+    pub side: Vec<Vec<SideDump>>,
     /// Nodes, parents first.
     pub nodes: Vec<NodeDump>,
     /// Open sequences by row.
@@ -98,20 +101,20 @@ impl Ledger {
     /// The state, readable.
     #[must_use]
     pub fn dump(&self) -> Dump {
+        let places = self.classes.places().iter();
+        let pools = || places.clone().map(|&place| &self.pools[place]);
         Dump {
-            free: self
-                .pools
-                .iter()
-                .map(|pool| numbers(pool.free_list()))
-                .collect(),
-            fenced: self
-                .pools
-                .iter()
+            free: pools().map(|pool| numbers(pool.free_list())).collect(),
+            fenced: pools()
                 .map(|pool| {
                     pool.fenced()
                         .map(|(stamp, page)| (page.get(), stamp))
                         .collect()
                 })
+                .collect(),
+            side: places
+                .clone()
+                .map(|&place| self.sides.get(place).map(Side::dump).unwrap_or_default())
                 .collect(),
             nodes: self
                 .tree
@@ -142,7 +145,7 @@ impl Ledger {
     }
 
     fn dump_node(&self, id: NodeId) -> NodeDump {
-        let classes = self.pools.len();
+        let full = self.classes.full();
         let node = self.tree.node(id);
         let tokens = node.blocks().iter().map(|&block| {
             let tokens = self.blocks.tokens(block);
@@ -167,21 +170,25 @@ impl Ledger {
             uses: node.usage.uses,
             rank: node.usage.rank,
             priority: node.priority,
-            pages: (0..classes)
-                .map(|class| {
-                    node.pages(classes)
+            pages: (self.classes.places().iter())
+                .map(|&place| match self.sides.get(place) {
+                    Some(side) => node
+                        .blocks()
                         .iter()
-                        .skip(class)
-                        .step_by(classes)
-                        .map(|p| p.get())
-                        .collect()
+                        .map(|&id| side.page(id).get())
+                        .collect(),
+                    None if place < full => {
+                        let pages = node.pages(full).iter().skip(place).step_by(full);
+                        pages.map(|page| page.get()).collect()
+                    }
+                    None => vec![0; node.len() as usize],
                 })
                 .collect(),
         }
     }
 
     fn dump_sequence(&self, row: Row) -> SequenceDump {
-        let (size, classes) = (self.config.tokens_per_block, self.pools.len());
+        let size = self.config.tokens_per_block;
         let seq = &self.sequences[row.at()];
         let blocks = seq.held;
         SequenceDump {
@@ -203,9 +210,8 @@ impl Ledger {
             blocks,
             outstanding: seq.widths.iter().collect(),
             node: (!seq.node.is_none()).then_some(seq.node.get()),
-            pages: self.tables[row.at() * classes..][..classes]
-                .iter()
-                .map(|table| numbers(&table.pages))
+            pages: (self.classes.places().iter())
+                .map(|&place| numbers(self.pages_of(row, place)))
                 .collect(),
         }
     }
@@ -275,7 +281,8 @@ impl Ledger {
     }
 
     fn check_pages(&self, dump: &Dump) {
-        for (class, pool) in self.pools.iter().enumerate() {
+        for (class, &place) in self.classes.places().iter().enumerate() {
+            let pool = &self.pools[place];
             let mut owner: BTreeMap<u32, String> = BTreeMap::new();
             let mut own = |page: u32, who: String| {
                 assert!(page > 0 && page < pool.num_pages(), "page {page} of {who}");

@@ -2,6 +2,7 @@
 
 use crate::error::LedgerError;
 use crate::prefix::EvictionPolicy;
+use crate::window::Lifetime;
 
 /// Sizes and rules of a ledger; all of them come from one plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +15,15 @@ pub struct LedgerConfig {
     pub tokens_per_block: u32,
     /// Pages per class, the reserved page 0 included.
     pub num_pages: Vec<u32>,
+    /// How long each class keeps a token, resolved by the plan ([`Lifetime::resolved`]).
+    pub lifetimes: Vec<Lifetime>,
+    /// Most tokens that a sequence runs in one step, which bounds what admission counts for a window; 0:
+    /// no bound known.
+    pub max_step_tokens: u32,
+    /// Block records of a ledger that publishes and has no full class, whose pages would bound them.
+    pub num_blocks: Option<u32>,
+    /// A state is copied into the tree at histories that are multiples of so many tokens; 0: never.
+    pub snapshot_interval: u32,
     /// Rows: sequences that can be open at once.
     pub max_sequences: u32,
     /// Largest length of a sequence, in tokens.
@@ -43,12 +53,33 @@ const LIMIT: u32 = i32::MAX as u32;
 
 impl LedgerConfig {
     /// Blocks that a row can hold: room for `max_seq_len`, the extra tokens, the reserve and one token,
-    /// rounded up to a multiple of four entries (16 bytes), as kernels read rows.
+    /// or for the tokens of an encoder, rounded up to a multiple of four entries (16 bytes), as kernels
+    /// read rows.
     #[must_use]
     pub fn row_width(&self) -> u32 {
-        self.row_tokens()
+        let encoder = self.lifetimes.iter().filter_map(|lifetime| match lifetime {
+            Lifetime::First { tokens } => u32::try_from(*tokens).ok(),
+            _ => None,
+        });
+        encoder
+            .max()
+            .unwrap_or(0)
+            .max(self.row_tokens())
             .div_ceil(self.tokens_per_block)
             .next_multiple_of(4)
+    }
+
+    /// Block records: every block that is published or will be has one.
+    ///
+    /// A block has a page in every full class, so there are never more blocks than the fewest such pages.
+    pub(crate) fn records(&self) -> u32 {
+        if !self.reuse {
+            return 0;
+        }
+        let classes = self.num_pages.iter().zip(&self.lifetimes);
+        let full = classes.filter(|&(_, &lifetime)| lifetime == Lifetime::Full);
+        let pages = full.map(|(&pages, _)| pages - 1).min();
+        pages.or(self.num_blocks).unwrap_or(0)
     }
 
     /// The largest capacity of a sequence, in tokens.
@@ -98,6 +129,7 @@ impl LedgerConfig {
                 "in 2..=2147483647: page 0 is reserved",
             )?;
         }
+        self.check_classes()?;
         let row_tokens = u64::from(self.max_seq_len)
             + u64::from(self.extra_tokens)
             + u64::from(self.reserve_tokens)
@@ -124,5 +156,57 @@ impl LedgerConfig {
             });
         }
         Ok(())
+    }
+
+    /// Checks what belongs to lifetimes.
+    fn check_classes(&self) -> Result<(), LedgerError> {
+        let refuse = |argument, value: i128, supported| {
+            Err(LedgerError::Config {
+                argument,
+                value,
+                supported,
+            })
+        };
+        if self.lifetimes.len() != self.num_pages.len() {
+            let given = i128::try_from(self.lifetimes.len()).unwrap_or(i128::MAX);
+            return refuse("len(lifetimes)", given, "len(num_pages): one per class");
+        }
+        let dropping = self
+            .lifetimes
+            .iter()
+            .filter(|&&it| it != Lifetime::Full)
+            .count();
+        if dropping > 0 {
+            let given = i128::try_from(dropping).unwrap_or(i128::MAX);
+            return refuse("classes that drop tokens", given, "0 in this version");
+        }
+        let has = |wanted: fn(&Lifetime) -> bool| self.lifetimes.iter().any(wanted);
+        let needs_blocks = self.reuse && !has(|&lifetime| lifetime == Lifetime::Full);
+        match (needs_blocks, self.num_blocks) {
+            (true, None | Some(0)) => refuse(
+                "num_blocks",
+                0,
+                "at least 1 in a ledger that publishes and has no full class",
+            ),
+            (false, Some(blocks)) => refuse(
+                "num_blocks",
+                blocks.into(),
+                "None in a ledger with a full class or without reuse: its pages bound the blocks",
+            ),
+            (_, Some(blocks)) if blocks > LIMIT => {
+                refuse("num_blocks", blocks.into(), "at most 2147483647")
+            }
+            _ if self.max_step_tokens > LIMIT => refuse(
+                "max_step_tokens",
+                self.max_step_tokens.into(),
+                "at most 2147483647",
+            ),
+            _ if !self.snapshot_interval.is_multiple_of(self.tokens_per_block) => refuse(
+                "snapshot_interval",
+                self.snapshot_interval.into(),
+                "a multiple of tokens_per_block: snapshots are taken at the ends of blocks",
+            ),
+            _ => Ok(()),
+        }
     }
 }

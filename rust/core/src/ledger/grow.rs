@@ -78,7 +78,7 @@ impl Ledger {
         // Most steps stay inside the blocks that are there; that needs no division.
         if u64::from(tokens) > u64::from(seq.held) * u64::from(size) {
             let need = tokens.div_ceil(size) - seq.held;
-            if !self.has_blocks(need.into(), 0) {
+            if !self.has_blocks(need.into(), 0, |_| (0, 0)) {
                 self.counters.refused_grows += 1;
                 return false;
             }

@@ -44,12 +44,14 @@ pub use read::Move;
 pub use tables::Csr;
 
 use crate::blocks::Blocks;
+use crate::classes::Classes;
 use crate::error::LedgerError;
 use crate::ids::{Handle, NodeId, PageIndex, Row};
 use crate::ledger::identity::Identity;
 use crate::pool::Pool;
-use crate::prefix::Tree;
+use crate::prefix::{Store, Tree};
 use crate::sequence::Sequence;
+use crate::side::{Side, Sides};
 use crate::stats::Counters;
 use crate::steps::Steps;
 use crate::table::TableRow;
@@ -58,12 +60,16 @@ use crate::table::TableRow;
 #[derive(Debug)]
 pub struct Ledger {
     config: LedgerConfig,
+    classes: Classes,
+    /// Of all classes, by place.
     pools: Vec<Pool>,
+    /// Side pages of the classes of windows and states.
+    sides: Sides,
     blocks: Blocks,
     tree: Tree,
     steps: Steps,
     sequences: Vec<Sequence>,
-    /// `classes` rows per sequence row.
+    /// One row per place and sequence row.
     tables: Vec<TableRow>,
     free_rows: BinaryHeap<Reverse<u32>>,
     /// Rows with table changes that `updates` has not reported.
@@ -88,26 +94,21 @@ impl Ledger {
     /// [`LedgerError::Config`] for a value outside what is supported.
     pub fn new(config: LedgerConfig) -> Result<Self, LedgerError> {
         config.check()?;
-        let classes = config.num_pages.len();
-        let smallest = config.num_pages.iter().copied().min().unwrap_or(0);
-        // Every block has a page in every class, so there are never more blocks than the fewest pages.
-        let records = if config.reuse {
-            smallest.saturating_sub(1)
-        } else {
-            0
-        };
-        let rows = config.max_sequences;
+        let classes = Classes::new(&config)?;
+        let pages = |place| config.num_pages[classes.class(place) as usize];
+        let (records, rows) = (config.records(), config.max_sequences);
+        let sides = (classes.full()..classes.states().end)
+            .map(|place| Side::new(pages(place), records, classes.states().contains(&place)));
         Ok(Self {
-            pools: config
-                .num_pages
-                .iter()
-                .map(|&pages| Pool::new(pages))
+            pools: (0..classes.len())
+                .map(|place| Pool::new(pages(place)))
                 .collect(),
+            sides: Sides::new(classes.full(), sides.collect()),
             blocks: Blocks::new(config.tokens_per_block, records),
-            tree: Tree::new(classes, config.lookahead, config.policy),
+            tree: Tree::new(classes.full(), config.lookahead, config.policy),
             steps: Steps::new(config.same_stream),
             sequences: (0..rows).map(|_| Sequence::closed()).collect(),
-            tables: (0..rows as usize * classes)
+            tables: (0..rows as usize * classes.len())
                 .map(|_| TableRow::default())
                 .collect(),
             free_rows: (0..rows).map(Reverse).collect(),
@@ -118,6 +119,7 @@ impl Ledger {
             calls: 0,
             counters: Counters::default(),
             identity: Identity::new(&config.num_pages),
+            classes,
             config,
         })
     }
@@ -162,6 +164,9 @@ impl Ledger {
         for pool in &mut self.pools {
             pool.release_fenced(&self.steps);
         }
+        for (_, side) in self.sides.iter_mut() {
+            side.release_fenced(&self.steps);
+        }
         self.tree.release_fenced(&self.steps);
         let copies = std::mem::take(&mut self.copies);
         for (queued_in, source) in copies {
@@ -188,7 +193,7 @@ impl Ledger {
                 open: open as usize,
             });
         }
-        let classes = self.num_classes();
+        let full = self.classes.full();
         let nodes = self.tree.walk();
         // Blocks whose fence has passed first, so that fenced pages keep the order of their stamps.
         for id in nodes {
@@ -200,8 +205,8 @@ impl Ledger {
             };
             for (at, &block) in node.blocks().iter().enumerate() {
                 self.blocks.give_back(std::iter::once(block));
-                for (class, pool) in self.pools.iter_mut().enumerate() {
-                    let page = node.pages(classes)[at * classes + class];
+                for (class, pool) in self.pools[..full].iter_mut().enumerate() {
+                    let page = node.pages(full)[at * full + class];
                     pool.give_back(std::iter::once(page), stamp, &self.steps);
                 }
             }
@@ -209,7 +214,7 @@ impl Ledger {
         // Copies in flight read pages that are fenced now; their nodes are gone.
         self.copies.clear();
         let tick = self.tree.tick;
-        self.tree = Tree::new(classes, self.config.lookahead, self.config.policy);
+        self.tree = Tree::new(full, self.config.lookahead, self.config.policy);
         self.tree.tick = tick;
         Ok(())
     }
@@ -220,32 +225,44 @@ impl Ledger {
         self.config.max_sequences - crate::ids::count(self.free_rows.len())
     }
 
-    /// Whether `need` blocks can be had while `protect` evictable ones are not touched.
+    /// Whether pages can be had in every class: the one answer about room.
+    ///
+    /// In a full class that is `blocks` pages while `protect` evictable blocks are not touched; without
+    /// a full class, records of blocks stand for its pages. `other(place)` says both numbers of any other
+    /// class; they are asked for only if there is one.
     #[inline]
-    fn has_blocks(&self, need: u64, protect: u32) -> bool {
+    fn has_blocks(&self, blocks: u64, protect: u32, other: impl Fn(usize) -> (u64, u32)) -> bool {
+        let full = self.classes.full();
         let evictable = u64::from(self.tree.evictable() - protect);
-        self.pools
-            .iter()
-            .all(|pool| need <= u64::from(pool.free_count()) + evictable)
+        let has = |free: u32| blocks <= u64::from(free) + evictable;
+        let fits = self.pools[..full].iter().all(|pool| has(pool.free_count()))
+            && (full > 0 || has(self.blocks.free_count()));
+        fits && (full..self.pools.len()).all(|place| {
+            let (pages, protect) = other(place);
+            let evictable = self.sides.get(place).map_or(0, Side::evictable);
+            pages <= u64::from(self.pools[place].free_count()) + u64::from(evictable - protect)
+        })
     }
 
     /// Takes `need` blocks for a row, evicting what is missing. The caller has checked that they fit.
     fn take(&mut self, row: Row, need: u32) {
-        let missing = self
-            .pools
+        let full = self.classes.full();
+        let missing = self.pools[..full]
             .iter()
             .map(|pool| need.saturating_sub(pool.free_count()))
             .max()
             .unwrap_or(0);
         if missing > 0 {
-            let steps = &self.steps;
-            self.tree
-                .evict(missing, &mut self.blocks, &mut self.pools, steps);
+            let mut store = Store {
+                blocks: &mut self.blocks,
+                pools: &mut self.pools,
+                sides: &mut self.sides,
+            };
+            self.tree.evict(missing, &mut store, &self.steps);
             self.counters.evicted_blocks += u64::from(missing);
         }
-        let classes = self.pools.len();
-        let first = row.at() * classes;
-        for (class, pool) in self.pools.iter_mut().enumerate() {
+        let first = row.at() * self.pools.len();
+        for (class, pool) in self.pools[..full].iter_mut().enumerate() {
             pool.take(need, &mut self.tables[first + class].pages);
         }
         let seq = &mut self.sequences[row.at()];
@@ -294,10 +311,10 @@ impl Ledger {
 
     /// Gives back the blocks of a row from ordinal `from` on, which must be private.
     fn give_back_from(&mut self, row: Row, from: u32) {
-        let classes = self.pools.len();
-        let first = row.at() * classes;
+        let first = row.at() * self.pools.len();
         let stamp = self.steps.stamp();
-        for (class, pool) in self.pools.iter_mut().enumerate() {
+        let full = self.classes.full();
+        for (class, pool) in self.pools[..full].iter_mut().enumerate() {
             let pages: &mut Vec<PageIndex> = &mut self.tables[first + class].pages;
             pool.give_back(pages.drain(from as usize..), stamp, &self.steps);
         }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::ids::{NodeId, PageIndex, Row, Token};
 use crate::ledger::Ledger;
-use crate::prefix::{Incoming, Key, Partial};
+use crate::prefix::{Incoming, Key, Partial, Store};
 
 impl Ledger {
     /// Publishes the full blocks whose lookahead is known.
@@ -75,7 +75,7 @@ impl Ledger {
     /// Takes over the equal blocks of `child`, up to ordinal `end`, and gives the private ones back.
     fn rebase(&mut self, row: Row, child: NodeId, end: u32) {
         let size = self.blocks.tokens_per_block();
-        let classes = self.pools.len();
+        let (places, full) = (self.pools.len(), self.classes.full());
         let from = self.sequences[row.at()].published;
         let text = self.text(
             row,
@@ -90,13 +90,13 @@ impl Ledger {
         let to = self.split_after(child, from + blocks);
         let stamp = self.steps.stamp();
         let stretch = from as usize..(from + blocks) as usize;
-        for (class, pool) in self.pools.iter_mut().enumerate() {
-            let row_pages = &mut self.tables[row.at() * classes + class].pages[stretch.clone()];
+        for (class, pool) in self.pools[..full].iter_mut().enumerate() {
+            let row_pages = &mut self.tables[row.at() * places + class].pages[stretch.clone()];
             pool.give_back(row_pages.iter().copied(), stamp, &self.steps);
-            let shared = self.tree.node(to).pages(classes);
+            let shared = self.tree.node(to).pages(full);
             for (mine, theirs) in row_pages
                 .iter_mut()
-                .zip(shared.iter().skip(class).step_by(classes))
+                .zip(shared.iter().skip(class).step_by(full))
             {
                 *mine = *theirs;
             }
@@ -136,14 +136,15 @@ impl Ledger {
     /// Drops the partial blocks beside the next private block that it, or a tail with this text, makes
     /// useless.
     fn drop_shorter(&mut self, row: Row, draft_valid: bool, text: &[Token]) {
-        self.tree.drop_shorter_partials(
-            self.sequences[row.at()].node,
-            draft_valid,
-            text,
-            &mut self.blocks,
-            &mut self.pools,
-            &self.steps,
-        );
+        let seq = &self.sequences[row.at()];
+        let mut store = Store {
+            blocks: &mut self.blocks,
+            pools: &mut self.pools,
+            sides: &mut self.sides,
+        };
+        let heir = seq.blocks[0];
+        self.tree
+            .drop_shorter_partials(seq.node, draft_valid, text, heir, &mut store, &self.steps);
     }
 
     /// Moves the next `blocks` private blocks of a sequence into the tree and lets it stand on them.
@@ -155,10 +156,10 @@ impl Ledger {
         draft_valid: bool,
         partial: Option<Partial>,
     ) {
-        let classes = self.pools.len();
         let seq = &self.sequences[row.at()];
         let from = seq.published as usize;
-        let pages: SmallVec<[&[PageIndex]; 4]> = self.tables[row.at() * classes..][..classes]
+        let first = row.at() * self.pools.len();
+        let pages: SmallVec<[&[PageIndex]; 4]> = self.tables[first..][..self.classes.full()]
             .iter()
             .map(|table| &table.pages[from..from + blocks as usize])
             .collect();

@@ -83,14 +83,16 @@ impl Ledger {
         out: &mut [u32],
         used: &mut [u32],
     ) -> Result<(), LedgerError> {
-        let (n, classes) = (handle.len(), self.pools.len());
+        let (n, classes) = (handle.len(), self.num_classes());
         check_len("used", used.len(), classes * n)?;
         check_len("dst", out.len(), classes * n * width)?;
         for (item, &handle) in handle.iter().enumerate() {
             let row = self.open_row(item, handle)?;
-            let blocks = i64::from(self.sequences[row.at()].held);
+            let tables = &self.tables[row.at() * classes..][..classes];
+            let columns = tables.iter().map(|table| table.pages.len()).max();
+            let columns = i64::try_from(columns.unwrap_or(0)).unwrap_or(i64::MAX);
             let width = i64::try_from(width).unwrap_or(i64::MAX);
-            check_range("blocks of row", item, blocks, 0, width)?;
+            check_range("blocks of row", item, columns, 0, width)?;
         }
         if width == 0 {
             used.fill(0);
@@ -99,10 +101,11 @@ impl Ledger {
         for class in 0..classes {
             let rows = &mut out[class * n * width..][..n * width];
             let used = &mut used[class * n..][..n];
+            let place = self.classes.place(class);
             for ((&handle, out), used) in handle.iter().zip(rows.chunks_exact_mut(width)).zip(used)
             {
                 let row = Handle::from_i64(handle).expect("checked above").row;
-                let pages = &self.tables[row.at() * classes + class].pages;
+                let pages = self.pages_of(row, place);
                 let (owned, rest) = out.split_at_mut(pages.len());
                 for (out, page) in owned.iter_mut().zip(pages) {
                     *out = page.get();
@@ -138,11 +141,8 @@ impl Ledger {
         self.dirty_rows.sort_unstable();
         let mut written = 0;
         for row in &self.dirty_rows {
-            for (class, table) in self.tables[row.at() * classes..][..classes]
-                .iter()
-                .enumerate()
-            {
-                table.changes(|column, page| {
+            for (class, &place) in self.classes.places().iter().enumerate() {
+                self.tables[row.at() * classes + place].changes(|column, page| {
                     if let Some(record) = out.get_mut(written) {
                         *record = [row.get(), crate::ids::count(class), column, page.get()];
                     }
@@ -169,8 +169,13 @@ impl Ledger {
     /// Counts by state and counters since the start.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let cached = self.tree.cached();
-        let classes = self.pools.iter().map(|pool| {
+        let classes = self.classes.places().iter().map(|&place| {
+            let pool = &self.pools[place];
+            let (cached, evictable) = match self.sides.get(place) {
+                Some(side) => (side.cached(), side.evictable()),
+                None if place < self.classes.full() => (self.tree.cached(), self.tree.evictable()),
+                None => (0, 0),
+            };
             let (total, free, fenced) = (pool.num_pages(), pool.free_count(), pool.fenced_count());
             ClassStats {
                 total,
@@ -179,8 +184,8 @@ impl Ledger {
                 fenced,
                 live: total - 1 - free - fenced - cached,
                 cached,
-                protected: cached - self.tree.evictable() - self.tree.waiting_total(),
-                evictable: self.tree.evictable(),
+                protected,
+                evictable,
             }
         });
         Stats {
@@ -190,7 +195,7 @@ impl Ledger {
             open_steps: crate::ids::count(self.steps.open().len()),
             newest_step: self.steps.newest(),
             nodes: crate::ids::count(self.tree.nodes.len()),
-            cached_blocks: cached,
+            cached_blocks: self.tree.cached(),
             counters: self.counters,
         }
     }

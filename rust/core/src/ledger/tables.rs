@@ -108,7 +108,7 @@ impl Ledger {
         let size = self.config.tokens_per_block;
         let mut total = 0;
         for (item, (&handle, &len)) in handle.iter().zip(kv_len).enumerate() {
-            let (_, len) = self.row_with("kv_len", item, handle, 0, len)?;
+            let (_, len) = self.row_with(class, "kv_len", item, handle, (0, len))?;
             total += len.div_ceil(size) as usize;
         }
         if total > out.indices.len() {
@@ -124,9 +124,9 @@ impl Ledger {
         out.indptr.fill(crate::ids::count(total));
         out.last_page_len.fill(0);
         for (item, (&handle, &len)) in handle.iter().zip(kv_len).enumerate() {
-            let (row, len) = self.row_with("kv_len", item, handle, 0, len)?;
+            let (row, len) = self.row_with(class, "kv_len", item, handle, (0, len))?;
             let blocks = len.div_ceil(size) as usize;
-            let pages = &self.pages_of(row, class)[..blocks];
+            let pages = &self.pages_of(row, self.classes.place(class))[..blocks];
             for (out, page) in out.indices[at..at + blocks].iter_mut().zip(pages) {
                 // `check_scale` has excluded an overflow; a second check would keep this loop scalar.
                 *out = page.get().wrapping_mul(scale);
@@ -160,7 +160,8 @@ impl Ledger {
         check_len("width", width.len(), handle.len())?;
         let mut total = 0;
         for (item, &handle) in handle.iter().enumerate() {
-            let (_, width) = self.row_with("width", item, handle, start[item], width[item])?;
+            let (_, width) =
+                self.row_with(class, "width", item, handle, (start[item], width[item]))?;
             total += width as usize;
         }
         if total > out.len() {
@@ -173,7 +174,8 @@ impl Ledger {
         let (mut used, rest) = out.split_at_mut(total);
         rest.fill(pad);
         for (item, &handle) in handle.iter().enumerate() {
-            let (row, width) = self.row_with("width", item, handle, start[item], width[item])?;
+            let (row, width) =
+                self.row_with(class, "width", item, handle, (start[item], width[item]))?;
             let (mine, others) = used.split_at_mut(width as usize);
             used = others;
             self.write_slots(row, class, start[item].unsigned_abs(), mine);
@@ -203,7 +205,7 @@ impl Ledger {
         check_len("kv_len", kv_len.len(), handle.len())?;
         check_len("dst", out.len(), handle.len() * width)?;
         for (item, (&handle, &len)) in handle.iter().zip(kv_len).enumerate() {
-            self.row_with("kv_len", item, handle, 0, len)?;
+            self.row_with(class, "kv_len", item, handle, (0, len))?;
             check_range("kv_len", item, len.into(), 0, to_i64(width))?;
         }
         if width == 0 {
@@ -211,7 +213,7 @@ impl Ledger {
         }
         let rows = handle.iter().zip(kv_len).zip(out.chunks_exact_mut(width));
         for (item, ((&handle, &len), out)) in rows.enumerate() {
-            let (row, len) = self.row_with("kv_len", item, handle, 0, len)?;
+            let (row, len) = self.row_with(class, "kv_len", item, handle, (0, len))?;
             let (used, rest) = out.split_at_mut(len as usize);
             self.write_slots(row, class, 0, used);
             rest.fill(pad);
@@ -222,7 +224,7 @@ impl Ledger {
     /// Writes the slots of the tokens from position `from` on, as many as `out` holds.
     fn write_slots<T: Slot>(&self, row: Row, class: usize, from: u32, out: &mut [T]) {
         let size = self.config.tokens_per_block as usize;
-        let pages = self.pages_of(row, class);
+        let pages = self.pages_of(row, self.classes.place(class));
         let mut position = from as usize;
         let mut rest = out;
         while !rest.is_empty() {
@@ -236,22 +238,24 @@ impl Ledger {
         }
     }
 
-    fn pages_of(&self, row: Row, class: usize) -> &[PageIndex] {
-        &self.tables[row.at() * self.pools.len() + class].pages
+    /// The pages of a row in the class at a place.
+    #[inline]
+    pub(crate) fn pages_of(&self, row: Row, place: usize) -> &[PageIndex] {
+        &self.tables[row.at() * self.pools.len() + place].pages
     }
 
-    /// The row of an item and its length, which must end inside the row's blocks.
+    /// The row of an item and its length, which must end inside the row's columns in the class.
     fn row_with(
         &self,
+        class: usize,
         argument: &'static str,
         item: usize,
         handle: i64,
-        start: i32,
-        len: i32,
+        (start, len): (i32, i32),
     ) -> Result<(Row, u32), LedgerError> {
         let row = self.open_row(item, handle)?;
-        let held = self.sequences[row.at()].held;
-        let room = i64::from(held) * i64::from(self.config.tokens_per_block);
+        let columns = self.pages_of(row, self.classes.place(class)).len();
+        let room = to_i64(columns) * i64::from(self.config.tokens_per_block);
         check_range("start", item, start.into(), 0, room)?;
         check_range(argument, item, len.into(), 0, room - i64::from(start))?;
         Ok((row, len.unsigned_abs()))
@@ -263,7 +267,7 @@ impl Ledger {
 
     /// Checks that `scale` indices per page stay inside 32 bits in every page of a class.
     fn check_scale(&self, class: usize, scale: u32) -> Result<(), LedgerError> {
-        let pages = i64::from(self.pools[class].num_pages());
+        let pages = i64::from(self.pools[self.classes.place(class)].num_pages());
         check_range("scale", 0, scale.into(), 1, (INDEX_MAX + 1) / pages)
     }
 }

@@ -4,15 +4,14 @@ use smallvec::SmallVec;
 
 use crate::blocks::{Blocks, common};
 use crate::ids::{BlockId, NodeId, PageIndex, Token};
-use crate::pool::Pool;
 use crate::prefix::children::Place;
-use crate::prefix::{Node, Partial, Tree};
+use crate::prefix::{Node, Partial, Store, Tree};
 use crate::steps::Steps;
 
 /// Blocks on their way into the tree, in order.
 pub(crate) struct Incoming<'a> {
     pub blocks: &'a [BlockId],
-    /// The page rows of the sequence, one per class, at the same ordinals.
+    /// The page rows of the sequence, one per full class, at the same ordinals.
     pub pages: &'a [&'a [PageIndex]],
     /// The tokens after the last block.
     pub tip: &'a [Token],
@@ -172,14 +171,14 @@ impl Tree {
     }
 
     /// Drops the unprotected partial children of `parent` that a new child makes useless: their
-    /// tokens begin `text` and their draft is no better.
+    /// tokens begin `text` and their draft is no better. The new child's first block is their heir.
     pub(crate) fn drop_shorter_partials(
         &mut self,
         parent: NodeId,
         draft_valid: bool,
         text: &[Token],
-        blocks: &mut Blocks,
-        pools: &mut [Pool],
+        heir: BlockId,
+        store: &mut Store<'_>,
         steps: &Steps,
     ) {
         for valid in [false, true] {
@@ -189,7 +188,7 @@ impl Tree {
             let mut len = text.len();
             while len > 0 {
                 let children = &self.node(parent).children;
-                let place = self.after(blocks, parent, valid, &text[..len]);
+                let place = self.after(store.blocks, parent, valid, &text[..len]);
                 let Some(child) = children.before(place) else {
                     break;
                 };
@@ -197,11 +196,11 @@ impl Tree {
                 if node.draft_valid != valid {
                     break;
                 }
-                let whole = self.key(blocks, node);
+                let whole = self.key(store.blocks, node);
                 let same = common(&whole, &text[..len]);
                 let useless = same == whole.len() && node.partial.is_some() && !node.is_active();
                 if useless {
-                    self.drop_partial(child, blocks, pools, steps);
+                    self.drop_partial(child, heir, store, steps);
                 } else if same == len {
                     // A protected partial or a full block with exactly this text: look at shorter ones.
                     len -= 1;
@@ -221,12 +220,14 @@ impl Tree {
             })
     }
 
-    fn drop_partial(&mut self, id: NodeId, blocks: &mut Blocks, pools: &mut [Pool], steps: &Steps) {
-        let place = self.place_of(self.node(id).parent, id, blocks);
+    fn drop_partial(&mut self, id: NodeId, heir: BlockId, store: &mut Store<'_>, steps: &Steps) {
+        let place = self.place_of(self.node(id).parent, id, store.blocks);
         self.leave_inactive(id, steps);
         self.cached -= 1;
         let fence = (!steps.passed(self.node(id).stamp)).then_some(steps);
-        self.give_back_tail(id, 0, fence, blocks, pools);
+        let block = self.node(id).blocks()[0];
+        store.sides.pass_on(block, heir, store.pools, steps);
+        self.give_back_tail(id, 0, fence, store);
         self.remove(id, place, steps);
     }
 

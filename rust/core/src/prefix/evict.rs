@@ -2,11 +2,9 @@
 
 use smallvec::SmallVec;
 
-use crate::blocks::Blocks;
 use crate::ids::{NodeId, Token};
-use crate::pool::Pool;
-use crate::prefix::Tree;
 use crate::prefix::leaves::Leaf;
+use crate::prefix::{Store, Tree};
 use crate::steps::Steps;
 
 impl Tree {
@@ -81,13 +79,7 @@ impl Tree {
     }
 
     /// Evicts `needed` blocks; the caller has checked that as many are evictable.
-    pub(crate) fn evict(
-        &mut self,
-        needed: u32,
-        blocks: &mut Blocks,
-        pools: &mut [Pool],
-        steps: &Steps,
-    ) {
+    pub(crate) fn evict(&mut self, needed: u32, store: &mut Store<'_>, steps: &Steps) {
         let mut left = needed;
         while left > 0 {
             // A block's children are as old as it is or older, so what is counted as evictable can
@@ -101,29 +93,25 @@ impl Tree {
             let node = self.node(id);
             let (taken, usage) = (left.min(node.len() - claimed), node.usage);
             self.policy.evicted(&usage);
-            self.evict_tail(id, taken, blocks, pools, steps);
+            self.evict_tail(id, taken, store, steps);
             left -= taken;
         }
         self.uncount_evictable(needed);
     }
 
     /// Evicts the last `taken` blocks of a leaf.
-    fn evict_tail(
-        &mut self,
-        id: NodeId,
-        taken: u32,
-        blocks: &mut Blocks,
-        pools: &mut [Pool],
-        steps: &Steps,
-    ) {
+    fn evict_tail(&mut self, id: NodeId, taken: u32, store: &mut Store<'_>, steps: &Steps) {
         let lookahead = self.lookahead;
         let node = self.node(id);
         let kept = node.len() - taken;
         let leaf = node.leaf(id);
         // What was evicted first is looked at before its record can be reused.
-        let place = (kept == 0).then(|| self.place_of(node.parent, id, blocks));
-        let tip = node.copy_text(blocks, kept as usize * blocks.tokens_per_block(), lookahead);
-        self.give_back_tail(id, kept, None, blocks, pools);
+        let place = (kept == 0).then(|| self.place_of(node.parent, id, store.blocks));
+        let from = kept as usize * store.blocks.tokens_per_block();
+        let tip = node.copy_text(store.blocks, from, lookahead);
+        let leaving = &node.blocks()[kept as usize..];
+        store.sides.evict_blocks(leaving, store.pools, steps);
+        self.give_back_tail(id, kept, None, store);
         let node = self.node_mut(id);
         if let Some(place) = place {
             self.leaves.remove(leaf);
@@ -138,20 +126,20 @@ impl Tree {
     }
 
     /// Gives back the records and pages of a node from block `kept` on: free at once, or fenced until no
-    /// step up to the stamp is open.
+    /// step up to the stamp is open. Its side pages are gone already.
     pub(crate) fn give_back_tail(
         &mut self,
         id: NodeId,
         kept: u32,
         fence: Option<&Steps>,
-        blocks: &mut Blocks,
-        pools: &mut [Pool],
+        store: &mut Store<'_>,
     ) {
         let classes = self.classes;
         let node = self.node(id);
-        blocks.give_back(node.blocks()[kept as usize..].iter().copied());
+        let leaving = node.blocks()[kept as usize..].iter().copied();
+        store.blocks.give_back(leaving);
         let pages = &node.pages(classes)[kept as usize * classes..];
-        for (class, pool) in pools.iter_mut().enumerate() {
+        for (class, pool) in store.pools[..classes].iter_mut().enumerate() {
             let pages = pages.chunks_exact(classes).map(|pages| pages[class]);
             match fence {
                 Some(steps) => pool.give_back(pages, steps.stamp(), steps),

@@ -37,10 +37,21 @@ pub(crate) use node::{Node, Partial};
 pub use policy::EvictionPolicy;
 pub(crate) use text::Key;
 
+use crate::blocks::Blocks;
 use crate::ids::NodeId;
+use crate::pool::Pool;
 use crate::prefix::leaves::Leaves;
 use crate::prefix::policy::Policy;
+use crate::side::Sides;
 use crate::slab::Slab;
+
+/// What blocks that leave the tree give back to: their records and their pages.
+pub(crate) struct Store<'a> {
+    pub blocks: &'a mut Blocks,
+    /// Of all classes, by place.
+    pub pools: &'a mut [Pool],
+    pub sides: &'a mut Sides,
+}
 
 /// The tree of all scopes.
 #[derive(Debug)]
@@ -48,6 +59,7 @@ pub(crate) struct Tree {
     pub nodes: Slab<Node>,
     /// The root of each scope that has any block or sequence.
     pub roots: BTreeMap<i32, NodeId>,
+    /// Classes whose pages stand in the nodes: the full ones, at places `0 .. classes`.
     pub classes: usize,
     /// D, the tokens after a block that are part of its identity.
     pub lookahead: usize,
