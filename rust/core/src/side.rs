@@ -115,6 +115,11 @@ impl Side {
         self.cached
     }
 
+    /// Pages in the queue whose fence has not passed.
+    pub(crate) fn waiting_total(&self) -> u32 {
+        self.waiting.iter().map(|&(_, pages)| pages).sum()
+    }
+
     /// Gives a block, which has none, a page with one pin.
     pub(crate) fn insert(&mut self, block: BlockId, page: PageIndex, covered: u32) {
         debug_assert!(self.page(block) == PAGE_ZERO && page != PAGE_ZERO);

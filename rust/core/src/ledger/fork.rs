@@ -1,7 +1,7 @@
 //! Forks: new sequences that continue open ones.
 
 use crate::error::LedgerError;
-use crate::ids::{Handle, Row, count};
+use crate::ids::{Handle, Row};
 use crate::ledger::{Ledger, Move, REFUSED_NO_ROW, REFUSED_NOW, check_len};
 
 /// The blocks of a parent, by what a fork does with them.
@@ -59,9 +59,8 @@ impl Ledger {
         let Parts {
             shared, written, ..
         } = self.parts(row);
-        let classes = self.pools.len();
         let waits = |copy: &&Move| {
-            let pages = &self.tables[row.at() * classes + copy.class as usize].pages;
+            let pages = self.pages_of(row, self.classes.place(copy.class as usize));
             pages[shared as usize..written as usize].contains(&copy.destination)
         };
         match self.moves.iter().filter(waits).count() {
@@ -109,7 +108,8 @@ impl Ledger {
         let parts = self.parts(parent);
         let need = parts.held - parts.shared;
         let promise = self.sequences[parent.at()].promise();
-        if !self.has_blocks(u64::from(need) + u64::from(promise) + self.promised, 0) {
+        let blocks = u64::from(need) + u64::from(promise) + self.promised;
+        if !self.has_blocks(blocks, 0, |_| (0, 0)) {
             return Err(REFUSED_NOW);
         }
         let row = self.continue_in_new_row(parent, parts.shared);
@@ -172,17 +172,17 @@ impl Ledger {
     }
 
     fn queue_fork_copies(&mut self, step: u64, parent: Row, row: Row, parts: Parts) {
-        let (size, classes) = (self.config.tokens_per_block, self.pools.len());
+        let size = self.config.tokens_per_block;
         let reach = self.sequences[parent.at()].reach();
         if parts.written > parts.shared {
             self.steps.fence_copies(step);
         }
         for block in parts.shared..parts.written {
-            for class in 0..classes {
-                let page = |row: Row| self.tables[row.at() * classes + class].pages[block as usize];
+            for &place in self.classes.places() {
+                let page = |row: Row| self.pages_of(row, place)[block as usize];
                 self.moves.push(Move {
                     step,
-                    class: count(class),
+                    class: self.classes.class(place),
                     source: page(parent),
                     destination: page(row),
                     tokens: size.min(reach - block * size),

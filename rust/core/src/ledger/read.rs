@@ -171,10 +171,14 @@ impl Ledger {
     pub fn stats(&self) -> Stats {
         let classes = self.classes.places().iter().map(|&place| {
             let pool = &self.pools[place];
-            let (cached, evictable) = match self.sides.get(place) {
-                Some(side) => (side.cached(), side.evictable()),
-                None if place < self.classes.full() => (self.tree.cached(), self.tree.evictable()),
-                None => (0, 0),
+            let (cached, evictable, waiting) = match self.sides.get(place) {
+                Some(side) => (side.cached(), side.evictable(), side.waiting_total()),
+                None if place < self.classes.full() => (
+                    self.tree.cached(),
+                    self.tree.evictable(),
+                    self.tree.waiting_total(),
+                ),
+                None => (0, 0, 0),
             };
             let (total, free, fenced) = (pool.num_pages(), pool.free_count(), pool.fenced_count());
             ClassStats {
@@ -184,7 +188,7 @@ impl Ledger {
                 fenced,
                 live: total - 1 - free - fenced - cached,
                 cached,
-                protected,
+                protected: cached - evictable - waiting,
                 evictable,
             }
         });
