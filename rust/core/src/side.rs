@@ -365,6 +365,18 @@ impl Sides {
         }
     }
 
+    /// Gives up the side pages of blocks that leave the tree for another reason than eviction.
+    pub(crate) fn drop_blocks(&mut self, blocks: &[BlockId], pools: &mut [Pool], steps: &Steps) {
+        for (place, side) in self.iter_mut() {
+            for &block in blocks {
+                let page = side.page(block);
+                if page != PAGE_ZERO {
+                    side.give_up(page, &mut pools[place], steps);
+                }
+            }
+        }
+    }
+
     /// Gives up the side pages of a block that makes room for `heir`, which begins with its tokens and
     /// gets its snapshots where it has none after more.
     pub(crate) fn pass_on(

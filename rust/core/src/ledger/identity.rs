@@ -8,6 +8,7 @@ use crate::interned::Interned;
 use crate::ledger::admit::tokens_in_range;
 use crate::ledger::{Ledger, check_range};
 use crate::media::{self, Media};
+use crate::prefix::Store;
 use crate::scope::Scope;
 
 /// Pages for each number that is made before a search for unused ones: the search reads them all.
@@ -115,9 +116,12 @@ impl Ledger {
                 self.copies.push((step, source));
             }
         }
-        let steps = &self.steps;
-        self.tree
-            .drop_scope(scope, &mut self.blocks, &mut self.pools, steps);
+        let mut store = Store {
+            blocks: &mut self.blocks,
+            pools: &mut self.pools,
+            sides: &mut self.sides,
+        };
+        self.tree.drop_scope(scope, &mut store, &self.steps);
     }
 
     /// Checks the scope of one item: -1, or a number that is held.

@@ -190,7 +190,7 @@ impl Ledger {
         // With the copy first, then without it, as an admission tries.
         let fits = [hit.div_ceil(size), shared].into_iter().any(|used| {
             let protect = used.min(self.tree.evictable());
-            self.has_blocks(u64::from(whole) + kept, protect)
+            self.has_blocks(u64::from(whole) + kept, protect, |_| (0, 0))
         });
         (!fits).then_some(REFUSED_NOW)
     }

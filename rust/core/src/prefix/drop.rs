@@ -1,21 +1,13 @@
 //! Giving up everything below the root of a scope.
 
-use crate::blocks::Blocks;
 use crate::ids::NodeId;
-use crate::pool::Pool;
-use crate::prefix::Tree;
+use crate::prefix::{Store, Tree};
 use crate::steps::Steps;
 
 impl Tree {
     /// Removes every node of a scope in which nothing is active. Pages whose fence has passed are free,
     /// the others wait for the newest step.
-    pub(crate) fn drop_scope(
-        &mut self,
-        scope: i32,
-        blocks: &mut Blocks,
-        pools: &mut [Pool],
-        steps: &Steps,
-    ) {
+    pub(crate) fn drop_scope(&mut self, scope: i32, store: &mut Store<'_>, steps: &Steps) {
         let Some(&root) = self.roots.get(&scope) else {
             return;
         };
@@ -27,12 +19,13 @@ impl Tree {
         }
         // Children before parents; the root goes with the last of its children.
         for &id in nodes.iter().rev() {
-            let place = self.place_of(self.node(id).parent, id, blocks);
+            let place = self.place_of(self.node(id).parent, id, store.blocks);
             self.leave_inactive(id, steps);
             let node = self.node(id);
-            let fence = (!steps.passed(node.stamp)).then_some(steps);
-            self.cached -= node.len();
-            self.give_back_tail(id, 0, fence, blocks, pools);
+            let (fence, len) = ((!steps.passed(node.stamp)).then_some(steps), node.len());
+            store.sides.drop_blocks(node.blocks(), store.pools, steps);
+            self.cached -= len;
+            self.give_back_tail(id, 0, fence, store);
             self.remove(id, place, steps);
         }
     }
