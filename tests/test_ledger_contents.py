@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from reference import operations
+from reference import configs
 from reference.lifetimes import CHUNKED, CROSS, FULL, SLIDING, STATE
 from reference.scenario import GROUP_ENGINES, Scenario
 
@@ -191,13 +191,13 @@ class Engine:
         self.device.write(rows, request, starts, self.s.sequence(handle)["history"], end)
 
 
-@pytest.mark.parametrize("kind", operations.CLASS_KINDS)
+@pytest.mark.parametrize("kind", configs.CLASS_KINDS)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("engine", GROUP_ENGINES)
 def test_steps_read_what_their_tokens_left(engine: str, kind: str, seed: int) -> None:
     rng = random.Random(f"{kind} {seed}")
     tpb = (1, 2, 4)[seed]
-    makers = operations.CLASS_KINDS[kind]
+    makers = configs.CLASS_KINDS[kind]
     lifetimes = tuple(maker(rng.randint, tpb) for maker in makers)
     has_draft = rng.random() < 0.6
     has_full = any(name == FULL for name, _, _ in lifetimes)

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from reference import operations
+from reference import configs, operations
 from reference.alone import Alone
 from reference.lifetimes import CHUNKED, SLIDING, Lifetime, most_live_blocks
 
@@ -51,13 +51,13 @@ def test_bound_is_the_worst_offset(window: int, tpb: int, ahead: int, expected: 
     assert most_live_blocks(Lifetime(SLIDING, window, 0), tpb, 0, ahead) == expected
 
 
-@pytest.mark.parametrize("kind", operations.CLASS_KINDS)
+@pytest.mark.parametrize("kind", configs.CLASS_KINDS)
 def test_invariants_hold_after_every_operation(kind: str) -> None:
     rng = random.Random(kind)
     kinds, weights = list(operations.WEIGHTS), list(operations.WEIGHTS.values())
     total: Counter[str] = Counter()
     for _ in range(8):
-        alone = Alone(operations.config(rng.randint, [kind]))
+        alone = Alone(configs.config(rng.randint, [kind]))
         for operation in rng.choices(kinds, weights, k=OPERATIONS_PER_LEDGER):
             alone.apply(*operation(alone, rng.randint))
         total += alone.outcomes + alone.model.counters

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from reference import operations
+from reference import configs, operations
 from reference.interpreter import Comparison
 
 OPERATIONS_PER_LEDGER = 500
@@ -49,7 +49,7 @@ def run_ledgers(seed: int, num_operations: int, validate_every: int) -> Counter[
     total: Counter[str] = Counter()
     for _ in range(num_operations // OPERATIONS_PER_LEDGER):
         pair = Comparison(
-            operations.config(rng.randint),
+            configs.config(rng.randint),
             validate_every=validate_every,
             flat=rng.random() < 0.5,
             dtype=np.int64 if rng.random() < 0.5 else np.int32,

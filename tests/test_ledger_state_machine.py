@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from reference import operations
+from reference import configs, operations
 from reference.interpreter import Comparison
 
 DATA = st.data()
@@ -24,7 +24,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize(data=DATA, flat=st.booleans(), wide=st.booleans())
     def build(self, data: st.DataObject, flat: bool, wide: bool) -> None:
         dtype = np.int64 if wide else np.int32
-        self.pair = Comparison(operations.config(pick_from(data)), flat=flat, dtype=dtype)
+        self.pair = Comparison(configs.config(pick_from(data)), flat=flat, dtype=dtype)
 
     @rule(data=DATA)
     def begin_step(self, data: st.DataObject) -> None:
