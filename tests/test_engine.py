@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -250,3 +251,16 @@ def test_what_cannot_be_served_is_refused() -> None:
         paged_attention(model, *(torch.zeros(1, 1, 1, 1),) * 3, None, s_aux=torch.zeros(1))
     with pytest.raises(PagedCacheError, match="under a ModelRunner only"):
         paged_attention(model, *(torch.zeros(1, 1, 1, 1),) * 3, None)
+
+
+def test_the_package_holds_the_files_of_the_example() -> None:
+    root = Path(__file__).parents[1]
+    sources = {path.name: path for path in (root / "examples" / "engine").glob("*.py")}
+    links = {
+        path.name: path for path in (root / "python/tandemkv/integrations/engine").glob("*.py")
+    }
+    assert links.keys() == sources.keys()
+    for name, link in links.items():
+        # A link for each file: a link to a folder is dropped from the wheel.
+        assert link.is_symlink()
+        assert link.resolve() == sources[name]
