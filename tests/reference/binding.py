@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from reference.lifetimes import CROSS, STATE
 from reference.state import Config, Request
 from tandemkv import _core
 
@@ -18,11 +19,7 @@ def _i32(values: list[int]) -> np.ndarray:
 
 
 def _arguments(config: Config) -> dict[str, Any]:
-    arguments = {**asdict(config), "num_pages": list(config.num_pages)}
-    for name in ("lifetimes", "max_step_tokens", "num_blocks", "snapshot_interval"):
-        if not arguments[name]:
-            del arguments[name]
-    return arguments
+    return {**asdict(config), "num_pages": list(config.num_pages)}
 
 
 def _i64(values: list[int]) -> np.ndarray:
@@ -200,7 +197,12 @@ class CoreLedger:
             live: set[int] = set()
             for seq in dump["sequences"].values():
                 # The pages before `committed` are those of the tree; forks may share others.
-                live |= {*seq["pages"][cls][seq["committed"] // self.config.tokens_per_block :]}
-            found += live
-            owned.append(found)
+                shared = seq["committed"] // self.config.tokens_per_block
+                live |= {*seq["pages"][cls][0 if self._is_own(cls) else shared :]}
+            owned.append([page for page in [*found, *live] if page])
         return owned
+
+    def _is_own(self, cls: int) -> bool:
+        """Tell whether a sequence shares no page of its row in this class."""
+        rules = self.config.lifetimes
+        return rules is not None and rules[cls][0] in {STATE, CROSS}

@@ -82,10 +82,8 @@ def config(pick: Pick, kinds: Sequence_[str] = COMPARED) -> Config:
         reuse=reuse,
         partial_reuse=pick(0, 2) < 2,
         same_stream=pick(0, 3) == 3,
-        lifetimes=lifetimes if set(names) != {"full_attention"} else None,
-        max_step_tokens=(0, pick(1, 2 * tpb))[pick(0, 1)]
-        if set(names) != {"full_attention"}
-        else 0,
+        lifetimes=lifetimes if {*names} != {"full_attention"} or pick(0, 1) == 1 else None,
+        max_step_tokens=(0, pick(1, 2 * tpb))[pick(0, 1)],
         num_blocks=pick(fewest, most) if has_records else None,
         snapshot_interval=tpb * pick(0, 2) if "recurrent_state" in names else 0,
         watermark_blocks=(0, 0, pick(0, 4))[pick(0, 2)],
