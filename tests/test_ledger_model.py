@@ -10,6 +10,8 @@ from reference import configs, operations
 from reference.alone import Alone
 from reference.lifetimes import CHUNKED, SLIDING, Lifetime, most_live_blocks
 
+from tandemkv._core import window_blocks
+
 OPERATIONS_PER_LEDGER = 400
 
 
@@ -49,6 +51,19 @@ def test_a_chunk_starts_at_a_multiple_of_its_length() -> None:
 )
 def test_bound_is_the_worst_offset(window: int, tpb: int, ahead: int, expected: int) -> None:
     assert most_live_blocks(Lifetime(SLIDING, window, 0), tpb, 0, ahead) == expected
+
+
+def test_the_core_finds_the_same_bound() -> None:
+    """Every history tried one by one, against the core's window function at its worst offset."""
+    rng = random.Random(5)
+    for _ in range(500):
+        sinks = rng.choice((0, rng.randint(1, 12)))
+        sliding = Lifetime(SLIDING, rng.randint(1, 18), sinks)
+        rule = rng.choice((sliding, Lifetime(CHUNKED, rng.randint(1, 18), 0)))
+        tpb, lookahead, ahead = rng.randint(1, 6), rng.choice((0, 1, 3)), rng.randint(1, 9)
+        sizes = {"tokens_per_block": tpb, "lookahead": lookahead, "ahead": ahead}
+        expected = most_live_blocks(rule, tpb, lookahead, ahead)
+        assert window_blocks(tuple(rule), tokens=10**6, **sizes) == expected, (rule, sizes)
 
 
 @pytest.mark.parametrize("kind", configs.CLASS_KINDS)
