@@ -25,6 +25,8 @@ EXPECTED_OUTCOMES = {
     *("release_scope error", "drop_scope error", "intern_media error", "release_media error"),
     *("match error", "scope number freed", "media number freed"),
     *("hit with media", "hit in a scope"),
+    *("keys", "keys error", "block_keys", "block_keys error"),
+    *("stored", "evicted", "dropped", "cleared", "media stored", "copies of a key"),
     *("fits", "fits_blocks", "reclaimable", "victims", "explain_match"),
     *(f"{name} error" for name in ("fits", "fits_blocks", "reclaimable", "victims")),
     *(f"fits {answer}" for answer in (0, -1, -2, -3)),

@@ -200,6 +200,8 @@ class Ledger:
         num_blocks: block records of a ledger that publishes and has no full class; None otherwise.
         snapshot_interval: a state is copied into the tree at histories that are multiples of so many
             tokens (itself a multiple of `tokens_per_block`); 0: never.
+        events: how many events about cached blocks are kept; 0 logs none.
+        fingerprint: what keys name besides tokens and scope: weights, dtypes, layout.
     """
 
     def __new__(
@@ -222,6 +224,8 @@ class Ledger:
         max_step_tokens: int = 0,
         num_blocks: int | None = None,
         snapshot_interval: int = 0,
+        events: int = 0,
+        fingerprint: bytes = b"",
     ) -> Ledger: ...
     @property
     def tokens_per_block(self) -> int: ...
@@ -342,6 +346,25 @@ class Ledger:
         ascending, each a dict with `reason`, `position`, `tokens`, and `scope` where another scope
         has the text. docs/scheduling.md lists the reasons.
         """
+    def keys(self, tokens: _Tokens, scope: int = 0) -> _U8:
+        """Return the keys of the full blocks of any tokens, `[n, 32]`; see `docs/identity.md`.
+
+        A prompt's media items are its references. Nothing has to be cached.
+        """
+    def block_keys(self, handle: int) -> _U8:
+        """Return the keys of a sequence's published blocks, `[n, 32]`; each is computed once."""
+    def events(self, after: int = 0) -> list[dict[str, Any]]:
+        """Return the events with numbers above `after`, oldest first.
+
+        Each has `number`, `kind` and `tier` (`device`), and
+        `stored`: `parent` (a key, or None), `keys`, `tokens` (int32, -1 where media begin),
+        `tokens_per_block`, `adapter`, `salt`, `media` (list of (position, length, digest));
+        `removed`: `keys`, `reason` (`evicted` or `dropped`); `cleared`: nothing more.
+
+        Raises `EventGapError` if some of them are not kept any more: take `event_snapshot()`.
+        """
+    def event_snapshot(self) -> dict[str, Any]:
+        """Return `number`, that of the last event, and `blocks`: all there is, as stored events."""
     def moves(self, out: _I32) -> int: ...
     def table(self, handle: _I64, dst: _I32, used: _I32) -> None: ...
     def updates(self, out: _I32) -> int: ...

@@ -109,6 +109,13 @@ class BufferTooSmallError(LedgerError):
     """An output buffer cannot hold the answer; `details["required"]` rows are needed."""
 
 
+class EventGapError(LedgerError):
+    """Events that are not kept any more, or not there yet: the reader takes a snapshot.
+
+    `details` has `after` (the number asked for), `oldest` and `last`: the numbers that are kept.
+    """
+
+
 class SequencesOpenError(LedgerError):
     """The call needs all sequences closed; `details["open_sequences"]` are not."""
 

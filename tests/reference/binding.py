@@ -129,6 +129,14 @@ class CoreLedger:
     def match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> int:
         return self.core.match(np.array(tokens, dtype=self.dtype), scope, draft_from)
 
+    def keys(self, tokens: tuple[int, ...], scope: int) -> list[bytes]:
+        keys = self.core.keys(np.array(tokens, dtype=self.dtype), scope)
+        assert keys.shape[1] == 32
+        return [key.tobytes() for key in keys]
+
+    def block_keys(self, handle: int) -> list[bytes]:
+        return [key.tobytes() for key in self.core.block_keys(handle)]
+
     def intern_scope(self, adapter: tuple | None = None, salt: bytes | str | None = None) -> int:
         return self.core.intern_scope(adapter, salt)
 

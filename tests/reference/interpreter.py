@@ -16,13 +16,23 @@ import pytest
 
 from reference.binding import CoreLedger
 from reference.ledger import ReferenceLedger
+from reference.mirror import Mirror
 from reference.state import Config, Misuse, SequencesOpen
 from tandemkv.errors import BufferTooSmallError, LedgerError, SequencesOpenError
 
 Operation = tuple[Any, ...]
 
 # What only answers, and leaves the digest as it was.
-READ_ONLY = {"match", "fits", "fits_blocks", "reclaimable", "victims", "explain_match"}
+READ_ONLY = {
+    "keys",
+    "block_keys",
+    "match",
+    "fits",
+    "fits_blocks",
+    "reclaimable",
+    "victims",
+    "explain_match",
+}
 
 
 def apply_ops(config: Config, operations: Iterable[Operation], **options: Any) -> Comparison:
@@ -31,6 +41,15 @@ def apply_ops(config: Config, operations: Iterable[Operation], **options: Any) -
     for operation in operations:
         pair.apply(*operation)
     return pair
+
+
+# Which operations log what.
+_LOGS = {
+    "stored": {"advance", "release"},
+    "evicted": {"admit", "grow", "fork"},
+    "dropped": {"drop_scope"},
+    "cleared": {"reset_reuse_state"},
+}
 
 
 class Comparison:
@@ -59,6 +78,7 @@ class Comparison:
         self.pages: list[dict[int, int]] = [{} for _ in config.num_pages]
         self.moves: list[tuple[int, int, int, int]] = []
         self.outcomes: Counter[str] = Counter()
+        self.reader = Mirror()
 
     def apply(self, *operation: Any) -> Any:
         """Apply one operation to both; return the answer, or None after an error."""
@@ -177,9 +197,28 @@ class Comparison:
         """Compare all that both ledgers can be asked; check the invariants of the core."""
         self._check_stats()
         self._check_sequences()
+        if self.config.events:
+            self._check_events()
         if len(self.applied) % self.validate_every == 0:
             self.core.validate()
             self._check_ownership()
+            if self.config.events:
+                snapshot = Mirror.of_snapshot(self.core.core.event_snapshot())
+                assert vars(snapshot) == vars(self.reader)
+                self.reader.check_closed()
+
+    def _check_events(self) -> None:
+        events = self.core.core.events(self.reader.number)
+        for event in events:
+            self.reader.apply(event)
+            kind = event.get("reason", event["kind"])
+            assert self.applied[-1][0] in _LOGS[kind], f"{kind} by {self.applied[-1]}"
+            self.outcomes[kind] += 1
+            self.outcomes["media stored"] += bool(event.get("media"))
+        expected = self.model.cached_keys()
+        assert self.reader.blocks == expected, f"reader {self.reader.blocks}, tree {expected}"
+        full = sum(not block.is_partial for block in self.model.tree.blocks)
+        self.outcomes["copies of a key"] += full > len(expected)
 
     def _check_stats(self) -> None:
         actual, expected = self.core.stats(), self.model.stats()

@@ -12,6 +12,7 @@ from collections import Counter
 from reference.admission import Admitting
 from reference.fork import Forks
 from reference.identity import PLAIN_SCOPE, Identity, Numbers
+from reference.keys import Keys
 from reference.lifetimes import CROSS, FULL, STATE, Lifetime
 from reference.policies import POLICIES
 from reference.pools import Pools
@@ -23,7 +24,9 @@ from reference.state import Config, Copy, Sequence, require
 from reference.tree import Block, Tree
 
 
-class ReferenceLedger(Pools, Admitting, Running, Forks, Publishing, Identity, Reading, Probes):
+class ReferenceLedger(
+    Pools, Admitting, Running, Forks, Publishing, Identity, Keys, Reading, Probes
+):
     """See ledger.md, groups.md and identity.md in docs: each method is one of their sections."""
 
     def __init__(self, config: Config) -> None:

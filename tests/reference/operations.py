@@ -139,6 +139,16 @@ def intern_media(pair: Comparison, pick: Pick) -> Operation:
     return ("intern_media", bytes([pick(0, 60)]) * (32 if pick(0, 29) < 29 else 31), length)
 
 
+def keys(pair: Comparison, pick: Pick) -> Operation:
+    tokens = prompt(pair, pick, pair.config.max_seq_len)
+    return ("keys", tokens, _scope(pair, pick))
+
+
+def block_keys(pair: Comparison, pick: Pick) -> Operation:
+    handles = [seq.handle for seq in pair.model.sequences.values()]
+    return ("block_keys", _handle(pair, pick, handles[pick(0, len(handles) - 1)] if handles else 0))
+
+
 def release_media(pair: Comparison, pick: Pick) -> Operation:
     return ("release_media", -1 - _number(pick, pair.model.media.holds))
 
@@ -370,7 +380,15 @@ def reset_reuse_state(pair: Comparison, pick: Pick) -> Operation:
     return ("reset_reuse_state",)
 
 
-IDENTITY = (intern_media, release_media, intern_scope, release_scope, drop_scope)
+IDENTITY = (
+    intern_media,
+    release_media,
+    intern_scope,
+    release_scope,
+    drop_scope,
+    keys,
+    block_keys,
+)
 
 # How often each is tried by the seeded driver.
 WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
@@ -395,4 +413,6 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     drop_scope: 1,
     intern_media: 8,
     release_media: 6,
+    keys: 1,
+    block_keys: 2,
 }

@@ -59,6 +59,8 @@ class Config:
     snapshot_interval: int = 0
     watermark_blocks: int = 0
     policy: str = "lru"
+    events: int = 0
+    fingerprint: bytes = b""
 
 
 @dataclass(eq=False)

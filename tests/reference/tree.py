@@ -21,6 +21,7 @@ class Block:
         pages: its page in each class; 0 where it has none.
         last_use: the tick at which it was last let go.
         stamp: the newest step begun at that moment.
+        key: of a full block, once it was asked for.
         snapshots: in each state class with a page, the tokens of the block that the state covers.
         side_stamps: in each windowed and state class, the stamp of its page's last pin.
         uses: how often it was used, counting its entry.
@@ -41,6 +42,7 @@ class Block:
     uses: int = 1
     rank: int = 0
     children: list[Block] = field(default_factory=list)
+    key: bytes = b""
     snapshots: dict[int, int] = field(default_factory=dict)
     side_stamps: dict[int, int] = field(default_factory=dict)
 

@@ -3,7 +3,9 @@
 //! Sixteen 4-byte tokens are one cache line. The slab is touched when built, since page faults on
 //! first use cost more per block than all the rest of an admission.
 
+use crate::event::EventLog;
 use crate::ids::{BlockId, Token, count};
+use crate::key::Keys;
 
 /// Stands in records that hold no token yet, and makes the operating system map the slab.
 const NO_TOKEN: Token = Token::MAX;
@@ -20,6 +22,10 @@ pub(crate) struct Blocks {
     tokens_per_block: usize,
     tokens: Vec<Token>,
     free: Vec<BlockId>,
+    /// Keys of cached blocks.
+    pub keys: Keys,
+    /// The events about cached blocks, if they are logged.
+    pub log: Option<Box<EventLog>>,
 }
 
 impl Blocks {
@@ -29,6 +35,8 @@ impl Blocks {
             tokens_per_block,
             tokens: vec![NO_TOKEN; tokens_per_block * records as usize],
             free: (0..records).rev().map(BlockId::new).collect(),
+            keys: Keys::default(),
+            log: None,
         }
     }
 
@@ -151,6 +159,21 @@ impl Blocks {
 
     pub(crate) fn free_count(&self) -> u32 {
         count(self.free.len())
+    }
+
+    /// Keeps keys from now on.
+    pub(crate) fn keep_keys(&mut self) {
+        self.keys.keep(self.records());
+    }
+
+    /// Notes that full blocks are leaving the tree.
+    #[inline]
+    pub(crate) fn note_left(&mut self, blocks: &[BlockId]) {
+        if let Some(log) = &mut self.log {
+            // The end of a path goes first: no key is ever there without those before it.
+            let keys = blocks.iter().rev().map(|&block| self.keys.get(block));
+            log.leave(keys.map(|key| key.expect("computed when it entered")));
+        }
     }
 
     pub(crate) fn free_list(&self) -> &[BlockId] {

@@ -179,6 +179,22 @@ pub enum LedgerError {
         /// What was given.
         reference: i64,
     },
+    /// Events were asked for, but none are logged.
+    #[error("events are off: the ledger was built with events=0")]
+    EventsOff,
+    /// Events that are not kept any more, or not there yet.
+    #[error(
+        "events after {after} are asked for, but those there are begin at {oldest} and the last number is \
+         {last}: take event_snapshot()"
+    )]
+    EventsGone {
+        /// The number asked for.
+        after: u64,
+        /// The oldest number kept.
+        oldest: u64,
+        /// The newest number.
+        last: u64,
+    },
     /// An output buffer is too small; nothing was consumed.
     #[error("{argument} holds {len} rows, {required} are needed")]
     BufferTooSmall {
@@ -213,12 +229,15 @@ impl LedgerError {
             Self::SequencesOpen { .. } => "sequences_open",
             Self::UnknownScope { .. } => "unknown_scope",
             Self::UnknownMedia { .. } => "unknown_media",
+            Self::EventsOff => "events_off",
+            Self::EventsGone { .. } => "events_gone",
             Self::BufferTooSmall { .. } => "buffer_too_small",
         }
     }
 
     /// The numbers of the message, by name.
     #[must_use]
+    #[expect(clippy::too_many_lines, reason = "one arm per kind of error")]
     pub fn details(&self) -> Vec<(&'static str, i128)> {
         match *self {
             Self::Config { value, .. } => vec![("value", value)],
@@ -258,7 +277,7 @@ impl LedgerError {
                     ("open", open as i128),
                 ]
             }
-            Self::Clock { .. } => vec![],
+            Self::Clock { .. } | Self::EventsOff => vec![],
             Self::StepAlreadyGrown {
                 item,
                 step,
@@ -309,6 +328,15 @@ impl LedgerError {
             Self::UnknownScope { item, scope } => {
                 vec![("item", item as i128), ("scope", scope.into())]
             }
+            Self::EventsGone {
+                after,
+                oldest,
+                last,
+            } => vec![
+                ("after", after.into()),
+                ("oldest", oldest.into()),
+                ("last", last.into()),
+            ],
             Self::UnknownMedia { reference } => vec![("reference", reference.into())],
             Self::BufferTooSmall { len, required, .. } => {
                 vec![("len", len as i128), ("required", required as i128)]

@@ -9,8 +9,10 @@ pub mod budget;
 #[expect(dead_code, reason = "windows and states will use the rest")]
 mod classes;
 pub mod error;
+pub mod event;
 pub mod ids;
 mod interned;
+pub mod key;
 pub mod ledger;
 pub mod media;
 mod pool;

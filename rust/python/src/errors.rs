@@ -7,6 +7,7 @@ use tandemkv_core::LedgerError;
 
 static LEDGER_ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static BUFFER_TOO_SMALL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+static EVENT_GAP: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static SEQUENCES_OPEN: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
 fn raise(
@@ -31,6 +32,7 @@ fn raise(
 pub fn ledger_error(py: Python<'_>, error: &LedgerError) -> PyErr {
     let class = match error {
         LedgerError::BufferTooSmall { .. } => (&BUFFER_TOO_SMALL, "BufferTooSmallError"),
+        LedgerError::EventsGone { .. } => (&EVENT_GAP, "EventGapError"),
         LedgerError::SequencesOpen { .. } => (&SEQUENCES_OPEN, "SequencesOpenError"),
         _ => (&LEDGER_ERROR, "LedgerError"),
     };

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict};
 use tandemkv_core::ledger::AdvanceBatch;
 use tandemkv_core::window::Lifetime;
 use tandemkv_core::{EvictionPolicy, Ledger, LedgerConfig, LedgerError};
@@ -14,6 +14,7 @@ use crate::arguments::{Requests, StepNumber, TokenRows, as_given};
 use crate::buffers::{Input, Memory, Output, Tokens, disjoint};
 use crate::cost::{LifetimeTuple, to_lifetime};
 use crate::errors::{ledger_error, misuse};
+use crate::events;
 use crate::identity;
 use crate::integer::{FROM_MINUS_ONE, FROM_ONE, FROM_ZERO, HANDLE, Integer, MEDIA, PAGES, SCOPE};
 use crate::{probe, views};
@@ -47,11 +48,12 @@ impl PyLedger {
         extra_tokens = Integer(Ok(0)), reserve_tokens = Integer(Ok(0)), lookahead = Integer(Ok(0)),
         reuse = true, partial_reuse = true,
         same_stream = false, watermark_blocks = Integer(Ok(0)), policy = "lru",
-        lifetimes = None,        max_step_tokens = Integer(Ok(0)), num_blocks = None, snapshot_interval = Integer(Ok(0)),
+        lifetimes = None, max_step_tokens = Integer(Ok(0)), num_blocks = None,
+        snapshot_interval = Integer(Ok(0)), events = Integer(Ok(0)), fingerprint = b"".as_slice(),
     ), text_signature = "(*, tokens_per_block, num_pages, max_sequences, max_seq_len, \
         has_draft=False, extra_tokens=0, reserve_tokens=0, lookahead=0, reuse=True, \
         partial_reuse=True, same_stream=False, watermark_blocks=0, policy='lru', lifetimes=None, \
-        max_step_tokens=0, num_blocks=None, snapshot_interval=0)")]
+        max_step_tokens=0, num_blocks=None, snapshot_interval=0, events=0, fingerprint=b'')")]
     // One keyword per field of the configuration; the booleans are independent switches.
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)]
     fn new(
@@ -73,7 +75,10 @@ impl PyLedger {
         max_step_tokens: Integer,
         num_blocks: Option<Integer>,
         snapshot_interval: Integer,
+        events: Integer,
+        fingerprint: &[u8],
     ) -> PyResult<Self> {
+        let events: u32 = events.get(py, "events", FROM_ZERO)?;
         let lifetimes = match lifetimes {
             None => vec![Lifetime::Full; num_pages.len()],
             Some(given) => given.iter().map(to_lifetime).collect::<PyResult<_>>()?,
@@ -103,8 +108,10 @@ impl PyLedger {
             snapshot_interval: snapshot_interval.get(py, "snapshot_interval", FROM_ZERO)?,
         };
         // Touching the records of a large pool takes a while.
-        let ledger = py.detach(|| Ledger::new(config));
-        Ok(Self(Mutex::new(converted(py, ledger)?)))
+        let ledger = converted(py, py.detach(|| Ledger::new(config)))?
+            .with_fingerprint(fingerprint)
+            .with_events(events as usize);
+        Ok(Self(Mutex::new(ledger)))
     }
 
     #[getter]
@@ -292,6 +299,52 @@ impl PyLedger {
             .match_tokens(tokens.slice(), scope, draft_from);
         let given = |_, position| tokens.original(position);
         converted(py, result.map_err(|error| as_given(error, given)))
+    }
+
+    #[pyo3(
+        signature = (tokens, scope = Integer(Ok(0))),
+        text_signature = "($self, tokens, scope=0)"
+    )]
+    fn keys<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        scope: Integer,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let scope = scope.get(py, "scope", SCOPE)?;
+        let tokens = Tokens::new(tokens, &"tokens", 1)?;
+        let result = self.lock(py)?.keys(tokens.slice(), scope);
+        let given = |_, position| tokens.original(position);
+        let keys = converted(py, result.map_err(|error| as_given(error, given)))?;
+        events::keys(py, &keys).map(Bound::into_any)
+    }
+
+    fn block_keys<'py>(&self, py: Python<'py>, handle: Integer) -> PyResult<Bound<'py, PyAny>> {
+        let handle = handle.get(py, "handle", HANDLE)?;
+        let keys = converted(py, self.lock(py)?.block_keys(handle))?;
+        events::keys(py, &keys).map(Bound::into_any)
+    }
+
+    #[pyo3(signature = (after = Integer(Ok(0))), text_signature = "($self, after=0)")]
+    fn events<'py>(&self, py: Python<'py>, after: Integer) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let after = after.get(py, "after", "the number of an event, or 0")?;
+        // Copied first: making Python objects may run code that asks the ledger.
+        let (events, size): (Vec<_>, _) = {
+            let ledger = self.lock(py)?;
+            let events = converted(py, ledger.events(after))?.cloned().collect();
+            (events, ledger.config().tokens_per_block)
+        };
+        let shown = events.iter().map(|event| events::event(py, event, size));
+        shown.collect()
+    }
+
+    fn event_snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let ((number, runs), size) = {
+            let ledger = self.lock(py)?;
+            let snapshot = converted(py, ledger.event_snapshot())?;
+            (snapshot, ledger.config().tokens_per_block)
+        };
+        events::snapshot(py, number, &runs, size)
     }
 
     #[pyo3(signature = (adapter = None, salt = None))]

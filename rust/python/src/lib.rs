@@ -7,6 +7,7 @@ mod budget;
 mod buffers;
 mod cost;
 mod errors;
+mod events;
 mod identity;
 mod integer;
 mod ledger;

@@ -278,6 +278,7 @@ impl Ledger {
         self.check_tree();
         self.check_sequences(&dump);
         self.check_identity();
+        self.check_keys();
     }
 
     fn check_pages(&self, dump: &Dump) {

@@ -19,6 +19,8 @@ const PAGES_PER_NUMBER: usize = 256;
 pub(crate) struct Identity {
     pub scopes: Interned<Scope>,
     pub media: Interned<Media>,
+    /// What keys name besides: see [`Ledger::with_fingerprint`].
+    pub fingerprint: Vec<u8>,
 }
 
 impl Identity {
@@ -32,6 +34,7 @@ impl Identity {
         Self {
             scopes,
             media: Interned::new(pages / PAGES_PER_NUMBER),
+            fingerprint: Vec::new(),
         }
     }
 
@@ -87,7 +90,7 @@ impl Ledger {
                 open,
             });
         }
-        self.drop_cached(number);
+        self.as_dropped(|ledger| ledger.drop_cached(number));
         if scope > 0 && !self.identity.scopes.release(scope) {
             self.identity.scopes.remove(scope);
         }

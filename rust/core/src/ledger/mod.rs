@@ -14,6 +14,7 @@
 //! | `identity.rs` | scopes and media |
 //! | `probe.rs` | what a scheduler asks first: what would fit, why a match ended |
 //! | `victims.rs` | what preempting sequences would give |
+//! | `keys.rs` | keys of blocks, and events |
 //! | `read.rs` | tables, updates, moves, statistics |
 //! | `tables.rs` | CSR, slot mappings and rows of slots |
 //! | `check.rs` | validation, dump and digest, for tests |
@@ -25,6 +26,7 @@ mod config;
 mod fork;
 mod grow;
 mod identity;
+mod keys;
 mod probe;
 mod publish;
 mod read;
@@ -216,6 +218,7 @@ impl Ledger {
         let tick = self.tree.tick;
         self.tree = Tree::new(full, self.config.lookahead, self.config.policy);
         self.tree.tick = tick;
+        self.note_cleared();
         Ok(())
     }
 

@@ -181,6 +181,8 @@ impl Ledger {
         seq.published += blocks;
         seq.blocks.drain(..blocks as usize);
         self.counters.published_blocks += u64::from(blocks);
+        drop(pages);
+        self.note_entered(node, blocks);
     }
 
     /// Publishes the tail of a sequence that ends inside a block, or before the lookahead of its last

@@ -136,8 +136,11 @@ impl Tree {
     ) {
         let classes = self.classes;
         let node = self.node(id);
-        let leaving = node.blocks()[kept as usize..].iter().copied();
-        store.blocks.give_back(leaving);
+        let leaving = &node.blocks()[kept as usize..];
+        if node.partial.is_none() {
+            store.blocks.note_left(leaving);
+        }
+        store.blocks.give_back(leaving.iter().copied());
         let pages = &node.pages(classes)[kept as usize * classes..];
         for (class, pool) in store.pools[..classes].iter_mut().enumerate() {
             let pages = pages.chunks_exact(classes).map(|pages| pages[class]);
