@@ -407,7 +407,7 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     explain_match: 4,
     moves: 2,
     updates: 2,
-    reset_reuse_state: 0.3,
+    reset_reuse_state: 0.5,
     intern_scope: 5,
     release_scope: 4,
     drop_scope: 1,
