@@ -135,11 +135,11 @@ class Scheduler:
             request.reused.append(hit)
 
     def preempt(self, work: list[Work]) -> None:
-        """Free the running request admitted last; it waits in front, to be computed again."""
+        """Preempt the running request admitted last; it waits in front, to be computed again."""
         if not self.running:
             raise RuntimeError(f"nothing fits: {self.managers.refusals}")
         victim = self.running.pop()
-        self.managers.free_resources(victim.name)
+        self.managers.preempt([victim.name])
         victim.preemptions += 1
         victim.cached = 0
         self.waiting.appendleft(victim)

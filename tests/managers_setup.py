@@ -55,7 +55,7 @@ def small_managers(num_pages: int = 33, rank: int = 0, **options: Any) -> Manage
     """Return the managers of `small_plan`; the options of `build_managers` are split off."""
     names = (
         *("device", "same_stream", "disaggregated"),
-        *("num_dummy_requests", "materialize", "backend", "arrangement"),
+        *("num_dummy_requests", "materialize", "backend", "arrangement", "watermark_blocks"),
     )
     own = {name: options.pop(name) for name in names if name in options}
     return build_managers(small_plan(num_pages, **options), rank, **own)

@@ -244,19 +244,19 @@ def test_statistics_come_from_the_one_ledger() -> None:
     managers.free_resources("b")  # its unpublished pages wait for the step
     stats = managers.stats()
     for view in managers.views:
-        usage = dict(stats.usage[view.role])
+        usage = dict(stats.role_bytes[view.role])
         assert usage == view.usage()
         assert 0 < usage.pop("evictable_bytes") <= usage["cached_bytes"]
         assert usage["fenced_bytes"] > 0
         assert sum(usage.values()) == view.pool.num_bytes
     ratio = TARGET_BYTES / DRAFT_BYTES
-    for state, held in stats.usage["target"].items():
-        assert held == ratio * stats.usage["draft"][state]
-    assert stats.hit_ratio_tokens == 8 / 22
-    assert 0 < stats.usage_ratio < 1
+    for state, held in stats.role_bytes["target"].items():
+        assert held == ratio * stats.role_bytes["draft"][state]
+    assert stats.hit_rate_tokens == 8 / 22
+    assert 0 < stats.usage[0] < 1
     assert json.loads(json.dumps(stats.to_dict()))["hit_tokens"] == 8
     managers.complete_step(step)
-    assert managers.stats().usage_ratio == 0
+    assert managers.stats().usage == (0.0,)
 
 
 def test_tables_go_into_the_callers_arrays() -> None:

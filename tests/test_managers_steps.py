@@ -298,7 +298,7 @@ def test_a_rank_without_draft_layers_decides_like_the_others() -> None:
     assert ranks[1].draft.device_bytes > 0
     assert ranks[0].target.num_pages == ranks[1].draft.num_pages
     assert [view.role for view in ranks[0].views] == ["target"]
-    assert set(ranks[0].stats().usage) == {"target"}
+    assert set(ranks[0].stats().role_bytes) == {"target"}
     drive = [Drive(managers, seed=5) for managers in ranks]
     for _ in range(150):
         assert drive[0].step() == drive[1].step()
@@ -466,7 +466,7 @@ def test_calls_from_several_threads_follow_one_another() -> None:
     def reading() -> None:
         for _ in range(200):
             stats = managers.stats()
-            assert 0 <= stats.usage_ratio <= 1
+            assert 0 <= stats.usage[0] <= 1
             managers.block_tables(())
 
     threads = [threading.Thread(target=guarded(requests(name))) for name in ("a", "b", "c")]

@@ -12,7 +12,7 @@ import pytest
 
 import tandemkv as tkv
 from tandemkv.errors import ReplayError
-from tandemkv.managers import Managers, build_managers
+from tandemkv.managers import Managers, RequestIds, build_managers
 from tandemkv.replay import PageSeries, ReplayReport, ServingOptions, read_trace, serve
 from tandemkv.replay.acceptance import Acceptance
 
@@ -239,13 +239,13 @@ def test_the_request_admitted_last_is_preempted(tmp_path):
     trace = write(tmp_path, (0, 40, 40, own(1, 40)), (0, 40, 40, own(100, 40)))
     seen: list[int] = []
     built = managers(24, max_seq_len=128)
-    freed = built.free_resources
+    preempt = built.preempt
 
-    def watch(request: int, publish: bool = True) -> None:
-        seen.append(request)
-        freed(request, publish)
+    def watch(requests: RequestIds, publish: bool = True) -> None:
+        seen.extend(requests)
+        preempt(requests, publish)
 
-    built.free_resources = watch  # type: ignore[method-assign]
+    built.preempt = watch  # type: ignore[method-assign]
     serve(trace, built, options(max_num_tokens=80))
     assert set(seen) == {1}
 

@@ -182,13 +182,16 @@ def dummies_fit(stats: dict[str, Any], limits: Limits, lens: NDArray[np.int64]) 
     """Return whether the ledger would admit all dummies of `lens` tokens; read-only.
 
     It is `admit` of docs/ledger.md for items that match nothing and run whole: each takes its
-    blocks at once and promises none, so the sum decides.
+    blocks at once and promises none, so the sum decides; the watermark binds all but one that
+    comes first into an idle ledger.
     """
     if stats["open_sequences"] + len(lens) > limits.max_sequences:
         return False
     if any(limits.worst_blocks(length, length) > limits.usable_pages for length in lens.tolist()):
         return False
     blocks = sum(limits.blocks(length) for length in lens.tolist())
+    if stats["open_sequences"] or len(lens) > 1:
+        blocks += limits.watermark_blocks
     return all(
         blocks + stats["promised"] <= pages["free"] + pages["evictable"]
         for pages in stats["classes"]

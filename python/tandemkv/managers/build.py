@@ -28,6 +28,7 @@ def build_managers(
     same_stream: bool = False,
     disaggregated: bool = False,
     num_dummy_requests: int | None = None,
+    watermark_blocks: int = 0,
 ) -> Managers:
     """Build the ledger, the pools and the views of one rank.
 
@@ -50,10 +51,12 @@ def build_managers(
             keep their rows: twice the rows.
         num_dummy_requests: rows kept for `add_dummy_requests`; None: as many as the plan has, see
             `KvCacheConfig.num_dummy_requests`.
+        watermark_blocks: blocks that admissions leave to the growth of open requests, so that
+            fewer of them are preempted; an idle ledger admits whatever fits.
 
     Raises:
-        ConfigError: no such rank, `num_dummy_requests` is not an int >= 0, or a plan with layers
-            that do not keep every token, or with context parallelism.
+        ConfigError: no such rank, `num_dummy_requests` or `watermark_blocks` is not an int >= 0,
+            or a plan with layers that do not keep every token, or with context parallelism.
         PoolError: an unknown device, backend or layout, or a pool that differs from the plan or is
             too large for 32-bit page indices.
         DeviceUnavailableError: pools on a CUDA device that is not there.
@@ -66,7 +69,8 @@ def build_managers(
         )
     _check_groups(plan)
     check_device(device, materialize=materialize)
-    limits = _limits(plan, disaggregated, num_dummy_requests)
+    check_count("watermark_blocks", watermark_blocks, least=0)
+    limits = _limits(plan, disaggregated, num_dummy_requests, watermark_blocks)
     ledger = Ledger(
         tokens_per_block=limits.tokens_per_block,
         num_pages=limits.num_pages,
@@ -79,6 +83,7 @@ def build_managers(
         reuse=plan.config.enable_block_reuse,
         partial_reuse=plan.config.enable_partial_reuse,
         same_stream=same_stream,
+        watermark_blocks=watermark_blocks,
         policy=plan.config.eviction_policy,
     )
     share = plan.ranks[rank]
@@ -141,7 +146,9 @@ def _check_groups(plan: Plan) -> None:
         )
 
 
-def _limits(plan: Plan, disaggregated: bool, num_dummies: int | None) -> Limits:
+def _limits(
+    plan: Plan, disaggregated: bool, num_dummies: int | None, watermark_blocks: int
+) -> Limits:
     if num_dummies is None:
         num_dummies = plan.terms.dummies
     check_count("num_dummy_requests", num_dummies, least=0)
@@ -156,4 +163,5 @@ def _limits(plan: Plan, disaggregated: bool, num_dummies: int | None) -> Limits:
         extra_tokens=plan.extra_tokens,
         reserve_tokens=plan.reserve_tokens,
         has_draft=plan.has_draft,
+        watermark_blocks=watermark_blocks,
     )

@@ -25,6 +25,7 @@ class Limits:
         extra_tokens: room kept beyond what is written, in tokens.
         reserve_tokens: most draft slots of one step.
         has_draft: whether requests may carry draft KV.
+        watermark_blocks: blocks per class that admissions leave to what runs.
     """
 
     tokens_per_block: int
@@ -35,6 +36,7 @@ class Limits:
     extra_tokens: int
     reserve_tokens: int
     has_draft: bool
+    watermark_blocks: int = 0
 
     @property
     def max_sequences(self) -> int:

@@ -14,16 +14,19 @@ from tandemkv._core import Ledger
 from tandemkv.device.cuda_backend import as_stream
 from tandemkv.errors import LedgerError, StepError
 from tandemkv.managers.accepted import read_accepted, select
-from tandemkv.managers.admission import Refusal, dummies_fit, dummy_admission
+from tandemkv.managers.admission import Refusal
 from tandemkv.managers.arrays import int_array, publish_flags
 from tandemkv.managers.batch import Batch, RequestIds
+from tandemkv.managers.dummies import Dummies
 from tandemkv.managers.limits import Limits
 from tandemkv.managers.moves import PageMover
 from tandemkv.managers.offsets import BlockOffsets
+from tandemkv.managers.preemptions import Preemptions
 from tandemkv.managers.preparation import Preparation, hold, name_request, pick
+from tandemkv.managers.probe import Probe
 from tandemkv.managers.registry import Registry
-from tandemkv.managers.stats import DUMMY_COUNTERS, ManagerStats
-from tandemkv.managers.steps import NOT_GRANTED, StepRecord, Steps
+from tandemkv.managers.stats import ManagerStats
+from tandemkv.managers.steps import StepRecord, Steps
 from tandemkv.managers.tables import KernelTables
 from tandemkv.managers.views import RoleView
 
@@ -56,7 +59,8 @@ class Managers:
         self._steps = Steps()
         self._now = 0.0
         self._preparation = Preparation(ledger, limits, self._registry)
-        self._dummy_totals = dict.fromkeys(DUMMY_COUNTERS, 0)
+        self._preemptions = Preemptions()
+        self._dummies = Dummies(ledger, limits, self._registry)
         for view in self.views:
             view.attach(self.block_tables)
 
@@ -168,6 +172,8 @@ class Managers:
                     self._ledger.complete_step(number)
                 raise
             self._steps.record(number, began, batch.request_ids, handles, total)
+            if batch.num_new and self._preemptions:
+                self._preemptions.note_admitted(batch, mask, self._registry)
             return mask
 
     @property
@@ -212,7 +218,7 @@ class Managers:
             handles = record.whole(ids)
             live: NDArray[np.intp] | None = None
             if handles is None:
-                live, handles = self._still_running(record, ids, counts)
+                live, handles = record.still_running(ids, counts)
                 tokens, counts = select(tokens, counts, live)
                 valid = None if valid is None else np.asarray(valid)[live]
             if np.count_nonzero(counts) < len(counts):
@@ -228,18 +234,6 @@ class Managers:
                 name_request(error, members)
                 raise
             self._close(record, handles)
-
-    @staticmethod
-    def _still_running(
-        record: StepRecord, ids: RequestIds, counts: NDArray[np.int32]
-    ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Return the positions and handles of what was granted and not freed since."""
-        granted = record.lookup(ids)
-        record.check_refused(ids, granted, counts)
-        live = np.flatnonzero((granted != NOT_GRANTED) & ~record.is_freed(granted))
-        if record.implicit:
-            record.check_all_there(granted[live])
-        return live, granted[live]
 
     def skip_step(self, step: int | None = None) -> None:
         """Say that a prepared step did not run: every length stays, the room is given back.
@@ -366,6 +360,11 @@ class Managers:
         """What writes tables in other forms: padded, CSR, slot mappings, rows of slots."""
         return KernelTables(self._ledger, self.handles, lambda: self.step, self._lock)
 
+    @cached_property
+    def probe(self) -> Probe:
+        """What answers a scheduler's questions: what fits, whom to preempt, why a match ended."""
+        return Probe(self._ledger, self._limits, self._registry, self._lock)
+
     # --- requests -----------------------------------------------------------------------------
 
     def handles(self, request_ids: Iterable[Hashable]) -> NDArray[np.int64]:
@@ -396,17 +395,17 @@ class Managers:
             return self._ledger.sequence(self._registry.handle(request_id))
 
     def free_resources(self, request_id: Hashable, publish: bool = True) -> None:
-        """Free one request: finished, aborted or preempted.
+        """Free one request, finished or aborted; `preempt` frees one that is to come back.
 
         It may run in a step at that time: its pages wait for that step, and its result is
         passed over.
 
         Args:
-            request_id: an open request.
+            request_id: an open request, or a preempted one that does not come back.
             publish: whether the valid part of its last, partial block stays reusable as well.
 
         Raises:
-            RequestError: the id is not open.
+            RequestError: the id is neither.
         """
         with self._lock:
             self.free_many(RequestIds((request_id,)), publish)
@@ -415,6 +414,42 @@ class Managers:
         self, request_ids: Iterable[Hashable], publish: bool | Sequence[bool] = True
     ) -> None:
         """Free several requests in order, all or none; see `free_resources`.
+
+        Args:
+            request_ids: open requests, or preempted ones that do not come back, n of them.
+            publish: one for all, or one per request.
+
+        Raises:
+            RequestError: an id that is neither.
+            BatchError: an id twice, or `publish` of another length.
+        """
+        with self._lock:
+            ids = RequestIds(request_ids)
+            flags = publish_flags(publish, len(ids))
+            if not self._preemptions:
+                self._free(ids, flags)
+                return
+            here = [item for item, name in enumerate(ids) if not self._is_away(name)]
+            self._free(RequestIds(ids[item] for item in here), flags[here])
+            self._preemptions.forget(ids)
+
+    def _is_away(self, request_id: Hashable) -> bool:
+        return request_id in self._preemptions and request_id not in self._registry.handles
+
+    def _free(self, ids: RequestIds, flags: NDArray[np.uint8]) -> None:
+        handles = self._registry.resolve(ids)
+        self._ledger.release(handles, flags)
+        for handle in handles.tolist():
+            self._steps.free(handle)
+        self._dummies.note_released(self._registry.close(ids))
+
+    def preempt(
+        self, request_ids: Iterable[Hashable], publish: bool | Sequence[bool] = True
+    ) -> None:
+        """Free requests that are to come back, all or none; see `free_resources`.
+
+        They come back as new requests of the same id, whose prompt is all that is known by then.
+        The statistics count them as preempted and, then, as readmitted. `probe.victims` chooses.
 
         Args:
             request_ids: open requests, n of them.
@@ -426,11 +461,8 @@ class Managers:
         """
         with self._lock:
             ids = RequestIds(request_ids)
-            handles = self._registry.resolve(ids)
-            self._ledger.release(handles, publish_flags(publish, len(ids)))
-            for handle in handles.tolist():
-                self._steps.free(handle)
-            self._dummy_totals["released"] += self._registry.close(ids)
+            self._free(ids, publish_flags(publish, len(ids)))
+            self._preemptions.add(ids)
 
     def add_dummy_requests(
         self, request_ids: Iterable[Hashable], token_nums: Sequence[int] | NDArray[np.int64]
@@ -456,20 +488,7 @@ class Managers:
             self._registry.check_absent(ids)
             lens = int_array("token_nums", token_nums, np.int64)
             self._limits.check_dummy_lens(ids, lens)
-            if not dummies_fit(self._ledger.stats(), self._limits, lens):
-                return None
-            if not len(ids):
-                return []
-            step = self._ledger.begin_step(self._now)
-            dummies = dummy_admission(ids, lens, self._limits)
-            for start, stop in dummies.admit(self._ledger, step, len(ids), False):
-                self._registry.open(dummies, start, stop, dummy=True)
-            nothing = np.zeros((len(ids), 1), np.int32)
-            self._ledger.advance(step, dummies.handles, nothing, np.zeros(len(ids), np.int32))
-            self._ledger.complete_step(step)
-            self._dummy_totals["admitted"] += len(ids)
-            self._dummy_totals["prompt_tokens"] += int(lens.sum())
-            return list(ids)
+            return list(ids) if self._dummies.open(ids, lens, self._now) else None
 
     def reset_reuse_state(self) -> None:
         """Forget everything that could be reused.
@@ -488,6 +507,7 @@ class Managers:
                 views=self.views,
                 open_requests=self._registry.num_requests,
                 open_dummies=self._registry.num_dummies,
-                dummy_totals=self._dummy_totals,
+                dummy_totals=self._dummies.totals,
                 refused_rows=self._preparation.refused_rows,
+                preemptions=self._preemptions.totals,
             )

@@ -110,6 +110,21 @@ class StepRecord:
                 if handle != NOT_GRANTED and handle not in gone:
                     yield request_id, handle
 
+    def still_running(
+        self, ids: RequestIds, counts: NDArray[np.int32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Return the positions and handles of what was granted and not freed since.
+
+        Raises:
+            RequestError, BatchError: see `Managers.update_resources`.
+        """
+        granted = self.lookup(ids)
+        self.check_refused(ids, granted, counts)
+        live = np.flatnonzero((granted != NOT_GRANTED) & ~self.is_freed(granted))
+        if self.implicit:
+            self.check_all_there(granted[live])
+        return live, granted[live]
+
     def check_refused(
         self, ids: RequestIds, handles: NDArray[np.int64], counts: NDArray[np.int32]
     ) -> None:

@@ -318,7 +318,7 @@ class _Simulation:
         if len(self._running) == 1:
             raise RuntimeError(f"request {request} got no page although it runs alone")
         begin = perf_counter_ns()
-        self._managers.free_resources(request, publish=True)
+        self._managers.preempt(RequestIds((request,)))
         self._tally.ledger_ns += perf_counter_ns() - begin
         ran = int(self._done[request])
         if ran == self._prompt[request]:
