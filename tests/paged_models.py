@@ -6,11 +6,18 @@ import copy
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, MistralConfig
-from transformers import Qwen3Config as _Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
 
 import tandemkv as tkv
-from tandemkv.integrations.transformers import geometry_of
+from tandemkv.integrations.transformers import geometry_of, windows_of
 
 VOCAB = 128
 _COMMON = {
@@ -27,11 +34,31 @@ _COMMON = {
 }
 CONFIGS: dict[str, Any] = {
     "llama": lambda n: LlamaConfig(num_hidden_layers=n, num_key_value_heads=2, **_COMMON),
-    "qwen3": lambda n: _Qwen3Config(
+    "qwen3": lambda n: Qwen3Config(
         num_hidden_layers=n, num_key_value_heads=1, head_dim=24, **_COMMON
     ),
     "mistral": lambda n: MistralConfig(
         num_hidden_layers=n, num_key_value_heads=4, sliding_window=None, **_COMMON
+    ),
+    "mistral_window": lambda n: MistralConfig(
+        num_hidden_layers=n, num_key_value_heads=2, sliding_window=8, **_COMMON
+    ),
+    "gemma3": lambda n: Gemma3TextConfig(
+        num_hidden_layers=n,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=8,
+        layer_types=(["sliding_attention", "full_attention"] * n)[:n],
+        **_COMMON,
+    ),
+    "gpt_oss": lambda n: GptOssConfig(
+        num_hidden_layers=n,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        **_COMMON,
     ),
     "deepseek_v3": lambda n: DeepseekV3Config(
         num_hidden_layers=n,
@@ -89,9 +116,11 @@ def make_managers(
         speculative = tkv.SpeculativeConfig(
             mode="draft_target_one_model", max_draft_len=max_draft_len
         )
+    # Managers are not built for windows yet, so the plan says that such layers keep everything.
+    keep_all = any(windows_of(model))
     plan = tkv.plan(
-        geometry_of(model),
-        None if draft is None else geometry_of(draft, role="draft"),
+        geometry_of(model, keep_all_tokens=keep_all),
+        None if draft is None else geometry_of(draft, role="draft", keep_all_tokens=keep_all),
         config=tkv.KvCacheConfig(
             max_gpu_total_bytes="64MiB",
             tokens_per_block=tokens_per_block,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ def assert_served(engine: Engine, model: Any, requests: list[Request]) -> None:
     assert all(request.is_done for request in requests)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "deepseek_v3", "mistral_window", "gemma3", "gpt_oss"]
+)
 @pytest.mark.parametrize("tokens_per_block", [1, 16, 64])
 def test_without_drafts(name: str, tokens_per_block: int) -> None:
     model = model_of(name)
@@ -207,8 +210,9 @@ def test_logits_are_those_of_the_own_cache() -> None:
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("sinks", [None, (0.5, -1.0, 2.0, 0.0)])
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
-def test_paged_attention(window: int | None) -> None:
+def test_paged_attention(window: int | None, sinks: tuple[float, ...] | None) -> None:
     """Against the definition, element by element."""
     generator = torch.Generator().manual_seed(0)
     queries, keys = [3, 1, 4], [5, 7, 4]
@@ -219,6 +223,7 @@ def test_paged_attention(window: int | None) -> None:
         None, q, k, v, None,
         scaling=0.5,
         sliding_window=window,
+        s_aux=None if sinks is None else torch.tensor(sinks),
         cu_seq_lens_q=torch.tensor([0, 3, 4, 8]),
         cu_seq_lens_k=torch.tensor([0, 5, 12, 16]),
     )  # fmt: skip
@@ -230,7 +235,10 @@ def test_paged_attention(window: int | None) -> None:
             seen = slice(base + first, base + position + 1)
             for head in range(4):
                 scores = (k[0, head // 2, seen] @ q[0, head, token]) * 0.5
-                expected = scores.softmax(0) @ v[0, head // 2, seen]
+                weights = scores.exp() / (
+                    scores.exp().sum() + (0 if sinks is None else math.exp(sinks[head]))
+                )
+                expected = weights @ v[0, head // 2, seen]
                 torch.testing.assert_close(output[0, token, head], expected, rtol=0, atol=1e-5)
             token += 1
 
@@ -247,8 +255,8 @@ def test_what_cannot_be_served_is_refused() -> None:
         Engine(model, managers, drafter=NoDrafter(), draft_len=2)
     with pytest.raises(PagedCacheError, match="the plan has no draft"):
         ModelDrafter(model, managers)
-    with pytest.raises(PagedCacheError, match="'s_aux'"):
-        paged_attention(model, *(torch.zeros(1, 1, 1, 1),) * 3, None, s_aux=torch.zeros(1))
+    with pytest.raises(PagedCacheError, match="'softcap'"):
+        paged_attention(model, *(torch.zeros(1, 1, 1, 1),) * 3, None, softcap=30.0)
     with pytest.raises(PagedCacheError, match="under a ModelRunner only"):
         paged_attention(model, *(torch.zeros(1, 1, 1, 1),) * 3, None)
 

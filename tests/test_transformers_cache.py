@@ -94,7 +94,8 @@ def test_a_second_turn_computes_only_what_is_new(name: str, reuse: bool) -> None
     assert_empty(managers)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+# Beams of the random Gemma never change places.
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"gemma3"}))
 @pytest.mark.parametrize("tokens_per_block", [1, 16])
 def test_beam_search(name: str, tokens_per_block: int) -> None:
     model = model_of(name)
@@ -126,7 +127,9 @@ def test_sampled_rows_of_one_prompt() -> None:
     [
         *(("llama", (1, 16, 64)[draft_len % 3], draft_len) for draft_len in range(1, 9)),
         ("qwen3", 64, 3),
-        ("mistral", 4, 4),
+        ("mistral_window", 4, 4),
+        ("gemma3", 16, 3),
+        ("gpt_oss", 4, 2),
         ("deepseek_v3", 4, 2),
         ("deepseek_v3", 16, 5),
     ],

@@ -20,7 +20,7 @@ from tandemkv.integrations.transformers import PagedCacheError
 NAME = "tandemkv_paged"
 
 # What some models ask of attention that the function below does not do.
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+_UNSUPPORTED = ("softcap", "position_bias")
 
 
 def paged_attention(
@@ -32,6 +32,7 @@ def paged_attention(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     cu_seq_lens_k: torch.Tensor | None = None,
     **kwargs: Any,
@@ -46,6 +47,7 @@ def paged_attention(
         attention_mask: not used; the bounds say all.
         scaling: factor of the scores; None: one over the root of the size.
         sliding_window: tokens that a token sees, itself included; None: all before it.
+        s_aux: `[heads]`, the score of a sink that takes weight and gives no value; None: no sinks.
         cu_seq_lens_q: int `[sequences + 1]`, where the tokens of each sequence start.
         cu_seq_lens_k: the same for the KV tokens.
         kwargs: what else transformers passes.
@@ -68,10 +70,34 @@ def paged_attention(
         k = key[:, :, keys[item] : keys[item + 1]]
         v = value[:, :, keys[item] : keys[item + 1]]
         mask = _mask(q.shape[2], k.shape[2], sliding_window, q.device)
-        parts.append(
-            scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True)
-        )
+        if s_aux is None:
+            part = scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True
+            )
+        else:
+            part = _with_sinks(q, k, v, mask=mask, scaling=scaling, sinks=s_aux)
+        parts.append(part)
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _with_sinks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    sinks: torch.Tensor,
+) -> torch.Tensor:
+    """Attend with one more score per head in the softmax, which SDPA has no place for."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = (state.repeat_interleave(groups, dim=1) for state in (k, v))
+    scores = q @ k.transpose(2, 3) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    sink = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+    weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+    return weights @ v
 
 
 def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ from tandemkv.integrations.transformers.batch import PagedBatch
 from tandemkv.integrations.transformers.cache import PagedCache, PagedLayer
 from tandemkv.integrations.transformers.errors import OutOfPagesError, PagedCacheError
 from tandemkv.integrations.transformers.generate import GenerationReport, PagedGenerator
-from tandemkv.integrations.transformers.geometry import check_model, geometry_of
+from tandemkv.integrations.transformers.geometry import check_model, geometry_of, windows_of
 from tandemkv.integrations.transformers.store import KvStore
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "PagedLayer",
     "check_model",
     "geometry_of",
+    "windows_of",
 ]

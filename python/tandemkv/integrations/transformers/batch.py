@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache
 
 from tandemkv.integrations.transformers.cache import PagedCache
 from tandemkv.integrations.transformers.errors import PagedCacheError
-from tandemkv.integrations.transformers.geometry import check_model
+from tandemkv.integrations.transformers.geometry import check_model, windows_of
 from tandemkv.integrations.transformers.rows import PagedRows
 from tandemkv.integrations.transformers.store import KvStore
 from tandemkv.managers import Managers
@@ -69,8 +69,10 @@ class PagedBatch:
             with_draft=draft is not None,
         )
         self.reused_tokens = self.rows.hits.copy()
-        self.cache = PagedCache(self.rows, target)
-        self.draft_cache = None if draft is None else PagedCache(self.rows, draft)
+        self.cache = PagedCache(self.rows, target, windows_of(model))
+        self.draft_cache: PagedCache | None = None
+        if draft is not None:
+            self.draft_cache = PagedCache(self.rows, draft, windows_of(assistant_model))
         self._hooks = _observe(model, self.cache, self.rows, adopt=False)
         if self.draft_cache is not None:
             self._hooks += _observe(assistant_model, self.draft_cache, self.rows, adopt=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,18 @@ class PagedLayer(CacheLayerMixin):
     Args:
         cache: the cache that it belongs to, which knows the rows.
         index: its number in the model.
+        window: tokens that it reads, the one in flight included; None: all.
     """
 
-    is_sliding = False
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, cache: PagedCache, index: int) -> None:
+    def __init__(self, cache: PagedCache, index: int, window: int | None) -> None:
         super().__init__()
         self._cache = cache
         self._index = index
+        self._window = window
+        self.is_sliding = window is not None
         self.is_initialized = True  # the pool is there before the first token
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -44,7 +47,8 @@ class PagedLayer(CacheLayerMixin):
             value_states: the same.
 
         Returns:
-            `[rows, heads, columns, head size]` each.
+            `[rows, heads, columns, head size]` each; with a window, of the columns that any of
+            the tokens sees.
 
         Raises:
             PagedCacheError: no forward was announced, or it runs other tokens.
@@ -58,11 +62,18 @@ class PagedLayer(CacheLayerMixin):
                 f"{key_states.shape[0]} rows; the forward runs {span.stop - span.start} of "
                 f"{self._cache.batch_size}"
             )
-        return self._cache.exchange(self._index, key_states, value_states)
+        first = self.first_column(span.start)
+        return self._cache.exchange(self._index, key_states, value_states, first)
+
+    def first_column(self, start: int) -> int:
+        """Return the first column that is read by a forward that begins at `start`."""
+        return 0 if self._window is None else max(0, start + 1 - self._window)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many columns a forward of `query_length` tokens reads, and the first one."""
-        return self.get_seq_length() + query_length, 0
+        start = self.get_seq_length()
+        first = self.first_column(start)
+        return start + query_length - first, first
 
     def get_seq_length(self) -> int:
         """Return the columns whose KV is there, padding included."""
@@ -111,9 +122,10 @@ class PagedCache(Cache):
     Args:
         rows: the sequences.
         store: the role's pool.
+        windows: tokens that each layer reads; None: all. See `windows_of`.
     """
 
-    def __init__(self, rows: PagedRows, store: KvStore) -> None:
+    def __init__(self, rows: PagedRows, store: KvStore, windows: Sequence[int | None]) -> None:
         self._rows = rows
         self._store = store
         self._span: Span | None = None
@@ -121,7 +133,9 @@ class PagedCache(Cache):
         self._write: tuple[torch.Tensor, torch.Tensor, Slots] | None = None
         self.forwards = 0
         self.computed_tokens = 0
-        super().__init__(layers=[PagedLayer(self, index) for index in range(store.num_layers)])
+        super().__init__(
+            layers=[PagedLayer(self, index, window) for index, window in enumerate(windows)]
+        )
 
     def __repr__(self) -> str:
         return f"PagedCache({self._store.role}, {self.batch_size} rows, {self.length} columns)"
@@ -174,14 +188,16 @@ class PagedCache(Cache):
         self._span = None
 
     def exchange(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, first: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write and gather one layer; see `PagedLayer.update`."""
+        """Write one layer and gather the columns from `first` on; see `PagedLayer.update`."""
         assert self._write is not None
         assert self._read is not None
         rows, columns, slots = self._write
         self._store.write(layer, slots, keys[rows, :, columns], values[rows, :, columns])
-        all_keys, all_values = self._store.gather(layer, self._read)
+        all_keys, all_values = self._store.gather(
+            layer, (self._read[0][:, first:], self._read[1][:, first:])
+        )
         return (
             all_keys.transpose(1, 2).contiguous(),
             all_values.transpose(1, 2).contiguous(),

@@ -17,12 +17,16 @@ KV_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16
 """The dtypes in which a model may hand its keys and values to a pool."""
 
 
-def geometry_of(model: Any, *, role: Role = "target") -> ModelGeometry:
+def geometry_of(
+    model: Any, *, role: Role = "target", keep_all_tokens: bool = False
+) -> ModelGeometry:
     """Return the layers of a loaded model, with the KV in the dtype that the model computes in.
 
     Args:
         model: a `PreTrainedModel` for causal language modelling.
         role: what the model is to the pair: `target` or `draft`.
+        keep_all_tokens: layers with a sliding window are to keep every token, as layers of full
+            attention do. They still read their window only; the plan charges what is kept.
 
     Raises:
         GeometryError: the model's dtype is none of fp32, fp16 and bf16, or its config cannot be
@@ -38,12 +42,26 @@ def geometry_of(model: Any, *, role: Role = "target") -> ModelGeometry:
             value=str(model.dtype),
         )
     geometry = ModelGeometry.from_hf(config.to_dict(), kv_dtype=KV_DTYPES[model.dtype])
+    layers = geometry.layers
+    if keep_all_tokens:
+        layers = tuple(_without_window(layer) for layer in layers)
     # The role is set afterwards: read as a draft, some configs mean their MTP module instead.
-    return replace(geometry, role=role)
+    return replace(geometry, role=role, layers=layers)
+
+
+def windows_of(model: Any) -> tuple[int | None, ...]:
+    """Return how many tokens each layer reads, the one in flight included; None: all."""
+    return tuple(layer.window for layer in geometry_of(model).layers)
+
+
+def _without_window(layer: Layer) -> Layer:
+    return layer if layer.window is None else replace(layer, window=None, sink_tokens=0)
 
 
 def check_model(model: Any, view: RoleView) -> None:
     """Refuse a model whose layers are not those that the pools were built for.
+
+    A plan made with `geometry_of(..., keep_all_tokens=True)` keeps more than such a model reads.
 
     Raises:
         PagedCacheError: names the first layer that differs.
@@ -56,7 +74,7 @@ def check_model(model: Any, view: RoleView) -> None:
             f"the model has {len(own)} layers, the {view.role} of the plan {len(planned)}"
         )
     for index, (layer, other) in enumerate(zip(own, planned, strict=True)):
-        if layer != other:
+        if other not in (layer, _without_window(layer)):
             raise PagedCacheError(
                 f"layer {index} of the model is {_describe(layer)}; the {view.role} of the plan "
                 f"has {_describe(other)}"
