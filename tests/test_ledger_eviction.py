@@ -83,8 +83,17 @@ def test_a_leaf_behind_its_fence_is_passed_over(engine: str):
     assert one.match(C) == 0
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_under_the_adaptive_policy_b_is_0_until_a_shadow_does_better(engine: str):
+    one = build(engine, policy="adaptive")
+    use(one, A, A, A, B, C, D)
+    assert cached(one) == [B, C, D], "as with lru"
+
+
 def test_an_unknown_policy_is_refused_by_name():
-    with pytest.raises(LedgerError, match="policy is 'fifo', must be one of 'lru', 'lfu'"):
+    with pytest.raises(
+        LedgerError, match="policy is 'fifo', must be one of 'lru', 'lfu', 'adaptive'"
+    ):
         _core.Ledger(
             tokens_per_block=4, num_pages=[4], max_sequences=1, max_seq_len=8, policy="fifo"
         )

@@ -192,7 +192,6 @@ class Ledger:
         partial_reuse: whether a hit may end inside a block.
         same_stream: later work is ordered after earlier work, so pages need no fence.
         watermark_blocks: blocks per class that admissions leave to the growth of open sequences.
-        policy: in which order cached blocks are evicted: `lru` or `lfu` (`docs/eviction.md`).
         lifetimes: how long each class keeps a token, as `resolve_lifetime` returned it; None: all
             classes are `full_attention`.
         max_step_tokens: most tokens that a sequence runs in a step, which bounds what admission counts
@@ -202,6 +201,8 @@ class Ledger:
             tokens (itself a multiple of `tokens_per_block`); 0: never.
         events: how many events about cached blocks are kept; 0 logs none.
         fingerprint: what keys name besides tokens and scope: weights, dtypes, layout.
+        policy: in which order cached blocks are evicted: `lru`, `lfu` or `adaptive`; see
+            `docs/eviction.md`.
     """
 
     def __new__(

@@ -18,8 +18,8 @@ MAX_RANKS = 2**16
 """Most ranks of a layout; each has its own entry in a plan."""
 
 
-EvictionPolicy = Literal["lru", "lfu"]
-EVICTION_POLICIES: tuple[EvictionPolicy, ...] = ("lru", "lfu")
+EvictionPolicy = Literal["lru", "lfu", "adaptive"]
+EVICTION_POLICIES: tuple[EvictionPolicy, ...] = ("lru", "lfu", "adaptive")
 """Orders in which cached blocks are evicted; `docs/eviction.md` says what each is."""
 
 
@@ -121,7 +121,7 @@ class KvCacheConfig:
         enable_block_reuse: whether prefixes are published and matched.
         enable_partial_reuse: whether a hit may end inside a block; of no effect without
             `enable_block_reuse`.
-        eviction_policy: in which order cached blocks are evicted, `lru` or `lfu`.
+        eviction_policy: in which order cached blocks are evicted: `lru`, `lfu` or `adaptive`.
 
     Sizes are ints in bytes or strings such as `"40GiB"`; see `parse_size`. They are stored in
     bytes.

@@ -290,7 +290,7 @@ class Admitting:
     def _count_use(self: ReferenceLedger, plan: Admission) -> None:
         used = [*plan.shared, *([] if plan.source is None else [plan.source])]
         for block in {id(block): block for block in used}.values():
-            block.uses += 1
+            self.policy.used(block)
 
     def _queue_copies(self: ReferenceLedger, step: int, seq: Sequence, plan: Admission) -> None:
         tokens = plan.hit % self.config.tokens_per_block

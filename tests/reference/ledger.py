@@ -46,7 +46,8 @@ class ReferenceLedger(
         self.now = float("-inf")
         self.open_steps: set[int] = set()
         self.tick = 0
-        self.policy = POLICIES[config.policy]()
+        self.growth = 1
+        self.policy = POLICIES[config.policy](self.most_blocks())
         self.next_page = 0
         self.claimed: set[int] = set()  # the `id()` of blocks, during `admit`
         self.claimed_side: set[tuple[int, int]] = set()  # (class, `id()`) of side pages
@@ -72,6 +73,10 @@ class ReferenceLedger(
         self.cross_classes = [cls for cls, rule in rules if rule.name == CROSS]
         # Those in which a block of the tree may have no page.
         self.side_classes = [*self.windowed_classes, *self.state_classes]
+
+    def most_blocks(self) -> int:
+        """Return the most blocks that the tree can hold."""
+        return min((self.usable[cls] for cls in self.full_classes), default=0)
 
     # Steps
 

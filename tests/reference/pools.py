@@ -95,9 +95,15 @@ class Pools:
             block.side_stamps[cls] = self._stamp()
             self.queues[cls].append(block)
 
-    def _touch_unprotected(self: ReferenceLedger, before: set[int], end: Block | None) -> None:
-        """End one use of the path down to `end`: one tick for all it leaves unprotected."""
-        self.tick += 1
+    def _touch_unprotected(
+        self: ReferenceLedger, before: set[int], end: Block | None, entered: int = 0
+    ) -> None:
+        """End one use of the path down to `end`: one tick for all it leaves unprotected.
+
+        The next tick is later by the full blocks that the use put into the tree.
+        """
+        self.tick += self.growth
+        self.growth = max(1, entered) if self.policy.grows_with_blocks else 1
         after = self.protected()
         for block in end.path() if end is not None else []:
             if id(block) in before and id(block) not in after:
@@ -136,7 +142,7 @@ class Pools:
         while any(self.free[cls] < needs[cls] for cls in self.full_classes):
             leaves = [block for block in self.evictable() if not block.children]
             unclaimed = [block for block in leaves if id(block) not in self.claimed]
-            victim = min(unclaimed or leaves, key=lambda block: (block.rank, block.last_use))
+            victim = min(unclaimed or leaves, key=self.policy.order)
             self.policy.evicted(victim)
             self.tree.remove(victim)
             for cls, page in enumerate(victim.pages):

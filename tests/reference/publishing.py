@@ -34,7 +34,8 @@ class Publishing:
                 for _ in seq.own[cls]:
                     self._give_up_page(cls, self._stamp())
             del self.sequences[seq.handle & 0xFFFFFFFF]
-            self._touch_unprotected(before, end)
+            self.policy.served(seq.path)
+            self._touch_unprotected(before, end, seq.entered)
             for cls in self.windowed_classes:
                 for block in end.path() if end is not None else []:
                     if (cls, block) in seq.pins:
@@ -106,6 +107,8 @@ class Publishing:
             if equal is not None:
                 self._rebase(seq, pages, equal)
             else:
+                self.policy.place(new)
+                seq.entered += 1
                 self._enter(new)
                 self._pin_pages(seq, new)
                 seq.node = new
@@ -143,6 +146,7 @@ class Publishing:
 
     def _publish_tail(self: ReferenceLedger, seq: Sequence, tail: Block) -> None:
         seq.private.pop(0)
+        tail.uses = self.policy.fresh_uses
         self._enter(tail)
         self._pin_pages(seq, tail)
 

@@ -111,7 +111,7 @@ class Reading:
         if self.sequences:
             raise SequencesOpen(len(self.sequences))
         self.give_up_blocks(self.tree.blocks)
-        self.policy = POLICIES[self.config.policy]()
+        self.policy = POLICIES[self.config.policy](self.most_blocks())
 
     def give_up_blocks(self: ReferenceLedger, blocks: list[Block]) -> None:
         """Give up all blocks of some scopes, also while copies read them."""

@@ -71,6 +71,7 @@ class Sequence:
         private: per unpublished block, its page in each class (0: none).
         pins: the (class, block) of the tree whose side page stands in its row.
         own: the pages of its state and cross-attention classes, by class.
+        entered: the full blocks that it put into the tree.
 
     """
 
@@ -86,6 +87,7 @@ class Sequence:
     outstanding: list[tuple[int, int]] = field(default_factory=list)
     pins: list[tuple[int, Block]] = field(default_factory=list)
     own: dict[int, list[int]] = field(default_factory=dict)
+    entered: int = 0
 
     @property
     def promise(self) -> int:

@@ -74,6 +74,8 @@ pub(crate) struct Sequence {
     pub prompt_blocks: u32,
     /// Blocks that stand in the tree.
     pub published: u32,
+    /// Full blocks among them that the sequence put there.
+    pub entered: u32,
     /// The node whose end is the last published block; the root of the scope if there is none.
     pub node: NodeId,
     /// Records of the blocks after the published ones, if the sequence keeps its tokens.
@@ -105,6 +107,7 @@ impl Sequence {
             valid: [0; 2],
             prompt_blocks: 0,
             published: 0,
+            entered: 0,
             node: NodeId::NONE,
             blocks: Vec::new(),
             pending: Vec::new(),

@@ -230,6 +230,7 @@ impl Ledger {
                 self.steps.now().to_bits(),
                 self.steps.copies(),
                 self.tree.tick,
+                self.tree.growth,
                 self.tree.policy_state(),
             ),
             (
@@ -418,7 +419,7 @@ impl Ledger {
                 continue;
             }
             if self.steps.passed(node.stamp) {
-                ready.push(node.leaf(id));
+                ready.push((self.tree.queue_of(id), node.leaf(id)));
             } else {
                 fenced.push((node.stamp, id));
             }

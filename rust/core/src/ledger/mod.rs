@@ -107,7 +107,11 @@ impl Ledger {
                 .collect(),
             sides: Sides::new(classes.full(), sides.collect()),
             blocks: Blocks::new(config.tokens_per_block, records),
-            tree: Tree::new(classes.full(), config.lookahead, config.policy),
+            tree: Tree::new(
+                classes.full(),
+                config.lookahead,
+                config.policy.build(records),
+            ),
             steps: Steps::new(config.same_stream),
             sequences: (0..rows).map(|_| Sequence::closed()).collect(),
             tables: (0..rows as usize * classes.len())
@@ -173,7 +177,7 @@ impl Ledger {
         let copies = std::mem::take(&mut self.copies);
         for (queued_in, source) in copies {
             if queued_in == step {
-                self.tree.tick += 1;
+                self.tree.next_tick(0);
                 self.tree.unpin(source, &self.blocks, &self.steps);
             } else {
                 self.copies.push((queued_in, source));
@@ -215,9 +219,10 @@ impl Ledger {
         }
         // Copies in flight read pages that are fenced now; their nodes are gone.
         self.copies.clear();
-        let tick = self.tree.tick;
-        self.tree = Tree::new(full, self.config.lookahead, self.config.policy);
-        self.tree.tick = tick;
+        let (tick, growth) = (self.tree.tick, self.tree.growth);
+        let policy = self.config.policy.build(self.blocks.records());
+        self.tree = Tree::new(full, self.config.lookahead, policy);
+        (self.tree.tick, self.tree.growth) = (tick, growth);
         self.note_cleared();
         Ok(())
     }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::ids::{NodeId, PageIndex, Row, Token};
 use crate::ledger::Ledger;
-use crate::prefix::{Incoming, Key, Partial, Store};
+use crate::prefix::{Incoming, Key, Partial, Store, Usage};
 
 impl Ledger {
     /// Publishes the full blocks whose lookahead is known.
@@ -113,15 +113,20 @@ impl Ledger {
 
     /// Puts the private blocks up to ordinal `end` into the tree as they are.
     fn enter(&mut self, row: Row, end: u32, draft_valid: bool) {
-        let from = self.sequences[row.at()].published;
+        let seq = &self.sequences[row.at()];
+        let (from, above) = (seq.published, seq.node);
+        let run = &seq.blocks[..(end - from) as usize];
+        // Only blocks of which the policy knows the same form a run.
+        let (usage, same) = self.tree.place(above, run, &self.blocks);
+        let end = from + same;
         let lookahead = self.tree.lookahead;
         let tip = self.text_after(row, end, lookahead);
-        let above = self.sequences[row.at()].node;
         if !self.tree.node(above).children.is_empty() {
             let text = self.text(row, from, self.tree.key_limit(&self.blocks));
             self.drop_shorter(row, draft_valid, &text);
         }
-        self.insert(row, end - from, &tip, draft_valid, None);
+        self.insert(row, end - from, &tip, draft_valid, usage, None);
+        self.sequences[row.at()].entered += same;
     }
 
     /// Up to `len` known tokens after private block `end - 1`.
@@ -154,6 +159,7 @@ impl Ledger {
         blocks: u32,
         tip: &[Token],
         draft_valid: bool,
+        usage: Usage,
         partial: Option<Partial>,
     ) {
         let seq = &self.sequences[row.at()];
@@ -168,9 +174,10 @@ impl Ledger {
             pages: &pages,
             tip,
             draft_valid,
+            usage,
             partial,
         };
-        let node = if partial.is_none() && self.tree.can_append(seq.node, draft_valid) {
+        let node = if partial.is_none() && self.tree.can_append(seq.node, draft_valid, usage) {
             self.tree.append(seq.node, &incoming);
             seq.node
         } else {
@@ -212,6 +219,7 @@ impl Ledger {
             tokens: crate::ids::count(tokens),
             covered,
         };
-        self.insert(row, 1, &text[tokens..], draft_valid, Some(partial));
+        let usage = self.tree.fresh_usage();
+        self.insert(row, 1, &text[tokens..], draft_valid, usage, Some(partial));
     }
 }

@@ -42,8 +42,8 @@ impl Ledger {
             self.tables[row.at() * classes + class].pages.clear();
         }
         self.touch(row, 0, published);
-        self.tree.tick += 1;
         let seq = &mut self.sequences[row.at()];
+        self.tree.next_tick(std::mem::take(&mut seq.entered));
         let node = std::mem::replace(&mut seq.node, NodeId::NONE);
         seq.open = false;
         seq.held = 0;
@@ -56,6 +56,7 @@ impl Ledger {
         seq.widths.clear();
         seq.outstanding = 0;
         if keeps_tokens {
+            self.tree.serve(node);
             self.tree.unpin(node, &self.blocks, &self.steps);
         }
         self.free_rows.push(Reverse(row.get()));

@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use crate::blocks::{Blocks, common};
 use crate::ids::{BlockId, NodeId, PageIndex, Token};
 use crate::prefix::children::Place;
+use crate::prefix::policy::Usage;
 use crate::prefix::{Node, Partial, Store, Tree};
 use crate::steps::Steps;
 
@@ -16,6 +17,7 @@ pub(crate) struct Incoming<'a> {
     /// The tokens after the last block.
     pub tip: &'a [Token],
     pub draft_valid: bool,
+    pub usage: Usage,
     pub partial: Option<Partial>,
 }
 
@@ -40,13 +42,13 @@ impl Tree {
     }
 
     /// Whether the one sequence that stands on a node may append to it in place.
-    pub(crate) fn can_append(&self, id: NodeId, draft_valid: bool) -> bool {
+    pub(crate) fn can_append(&self, id: NodeId, draft_valid: bool, usage: Usage) -> bool {
         let node = self.node(id);
         node.pins == 1
             && node.children.is_empty()
             && !node.is_root()
             && node.draft_valid == draft_valid
-            && node.usage.uses == self.policy.fresh().uses
+            && node.usage.uses == usage.uses
     }
 
     /// Appends blocks to a node for which [`Tree::can_append`] holds.
@@ -67,7 +69,7 @@ impl Tree {
         let above = self.node(parent);
         let mut node = Node::new(above.scope, parent, above.end(), incoming.draft_valid);
         node.partial = incoming.partial;
-        node.usage = self.policy.fresh();
+        node.usage = incoming.usage;
         node.pins = 1;
         fill(&mut node, incoming, self.classes);
         self.cached += node.len();

@@ -7,6 +7,9 @@ use crate::prefix::leaves::Leaf;
 use crate::prefix::{Store, Tree};
 use crate::steps::Steps;
 
+/// (queue, leaf) of those whose fence has passed; (stamp, node) of the others.
+pub(crate) type AllLeaves = (Vec<(usize, Leaf)>, Vec<(u64, NodeId)>);
+
 impl Tree {
     /// Marks the path down to `tail`, up to block `end`, to be evicted only after everything else.
     pub(crate) fn claim(&mut self, tail: NodeId, end: u32) {
@@ -25,7 +28,7 @@ impl Tree {
                 self.claims.push(id);
             }
             if let Some(leaf) = leaf {
-                self.leaves.claim(leaf);
+                self.leaves.claim(self.queue_of(id), leaf);
             }
         }
     }
@@ -42,8 +45,9 @@ impl Tree {
     pub(crate) fn enter_leaves(&mut self, id: NodeId, steps: &Steps) {
         let node = self.node(id);
         let (stamp, leaf, claimed) = (node.stamp, node.leaf(id), node.claimed == node.len());
+        let queue = self.policy.queue(&node.usage);
         if steps.passed(stamp) {
-            self.leaves.insert(leaf, claimed);
+            self.leaves.insert(queue, leaf, claimed);
         } else {
             self.leaves.insert_fenced(stamp, id);
         }
@@ -53,12 +57,18 @@ impl Tree {
     pub(crate) fn leave_leaves(&mut self, id: NodeId, steps: &Steps) {
         let node = self.node(id);
         let (stamp, leaf) = (node.stamp, node.leaf(id));
+        let queue = self.policy.queue(&node.usage);
         let removed = if steps.passed(stamp) {
-            self.leaves.remove(leaf)
+            self.leaves.remove(queue, leaf)
         } else {
             self.leaves.remove_fenced(stamp, id)
         };
         debug_assert!(removed, "an inactive leaf stands among the leaves");
+    }
+
+    /// The queue of a leaf.
+    pub(crate) fn queue_of(&self, id: NodeId) -> usize {
+        self.policy.queue(&self.node(id).usage)
     }
 
     /// Makes the leaves whose fence has passed victims.
@@ -72,10 +82,9 @@ impl Tree {
         }
     }
 
-    /// The leaves whose fence has passed, in the order in which they would go, and the others by stamp;
-    /// between calls.
-    pub(crate) fn all_leaves(&self) -> (Vec<Leaf>, Vec<(u64, NodeId)>) {
-        (self.leaves.order(), self.leaves.fenced())
+    /// The leaves whose fence has passed, by queue, and the others by stamp; between calls.
+    pub(crate) fn all_leaves(&self) -> AllLeaves {
+        (self.leaves.ready(), self.leaves.fenced())
     }
 
     /// Evicts `needed` blocks; the caller has checked that as many are evictable.
@@ -84,15 +93,21 @@ impl Tree {
         while left > 0 {
             // A block's children are as old as it is or older, so what is counted as evictable can
             // always be reached from the leaves, in whatever order they go.
-            let (id, claimed) = if let Some(id) = self.leaves.first_ready() {
+            let offset = |queue| self.policy.offset(queue);
+            let (id, claimed) = if let Some(id) = self.leaves.first_ready(offset) {
                 (id, self.node(id).claimed)
             } else {
-                let id = self.leaves.first_claimed().expect("enough was evictable");
-                (id, 0)
+                let id = self.leaves.first_claimed(offset);
+                (id.expect("enough was evictable"), 0)
             };
-            let node = self.node(id);
-            let (taken, usage) = (left.min(node.len() - claimed), node.usage);
-            self.policy.evicted(&usage);
+            let node = &self.nodes[id.get()];
+            let taken = left.min(node.len() - claimed);
+            let victims = if node.partial.is_none() {
+                &node.blocks()[(node.len() - taken) as usize..]
+            } else {
+                &[]
+            };
+            self.policy.evicted(&node.usage, victims);
             self.evict_tail(id, taken, store, steps);
             left -= taken;
         }
@@ -104,7 +119,7 @@ impl Tree {
         let lookahead = self.lookahead;
         let node = self.node(id);
         let kept = node.len() - taken;
-        let leaf = node.leaf(id);
+        let (queue, leaf) = (self.policy.queue(&node.usage), node.leaf(id));
         // What was evicted first is looked at before its record can be reused.
         let place = (kept == 0).then(|| self.place_of(node.parent, id, store.blocks));
         let from = kept as usize * store.blocks.tokens_per_block();
@@ -114,14 +129,14 @@ impl Tree {
         self.give_back_tail(id, kept, None, store);
         let node = self.node_mut(id);
         if let Some(place) = place {
-            self.leaves.remove(leaf);
+            self.leaves.remove(queue, leaf);
             self.remove(id, place, steps);
             return;
         }
         node.tip = SmallVec::<[Token; 4]>::from_slice(&tip);
         if node.claimed >= kept && node.claimed > 0 {
             node.claimed = kept;
-            self.leaves.claim(leaf);
+            self.leaves.claim(queue, leaf);
         }
     }
 

@@ -26,38 +26,58 @@ impl Leaf {
         Self((high << USE_BITS | u128::from(last_use)) << ID_BITS | u128::from(id.get()))
     }
 
+    /// What decides between the heads of two queues: all but the id, the offset added to the last use.
+    fn against_queues(self, offset: u64) -> u128 {
+        (self.0 >> ID_BITS) + u128::from(offset)
+    }
+
     pub(crate) fn id(self) -> NodeId {
         NodeId::new(u32::try_from(self.0 & u128::from(u32::MAX)).expect("masked"))
     }
 }
 
+/// Queues that a policy may use.
+pub(crate) const QUEUES: usize = 3;
+
+type Queues = [BTreeSet<Leaf>; QUEUES];
+
 /// Where each inactive leaf stands.
 #[derive(Debug, Default)]
 pub(crate) struct Leaves {
     /// Fence passed, not all of it claimed.
-    ready: BTreeSet<Leaf>,
+    ready: Queues,
     /// Fence passed, all blocks claimed by a later item of the running call.
-    claimed: BTreeSet<Leaf>,
+    claimed: Queues,
     /// Leaves whose fence has not passed, by stamp.
     fenced: BTreeSet<(u64, NodeId)>,
 }
 
+/// The head that goes first when each queue's last uses count so much later; of equal ones that of the
+/// lower queue.
+fn first(queues: &Queues, offset: impl Fn(usize) -> u64) -> Option<NodeId> {
+    let heads = queues.iter().enumerate();
+    heads
+        .filter_map(|(queue, leaves)| leaves.first().map(|&leaf| (queue, leaf)))
+        .min_by_key(|&(queue, leaf)| leaf.against_queues(offset(queue)))
+        .map(|(_, leaf)| leaf.id())
+}
+
 impl Leaves {
     /// The next victim among the leaves that are not claimed.
-    pub(crate) fn first_ready(&self) -> Option<NodeId> {
-        self.ready.first().map(|leaf| leaf.id())
+    pub(crate) fn first_ready(&self, offset: impl Fn(usize) -> u64) -> Option<NodeId> {
+        first(&self.ready, offset)
     }
 
     /// The next victim among the claimed leaves.
-    pub(crate) fn first_claimed(&self) -> Option<NodeId> {
-        self.claimed.first().map(|leaf| leaf.id())
+    pub(crate) fn first_claimed(&self, offset: impl Fn(usize) -> u64) -> Option<NodeId> {
+        first(&self.claimed, offset)
     }
 
-    pub(crate) fn insert(&mut self, leaf: Leaf, claimed: bool) {
+    pub(crate) fn insert(&mut self, queue: usize, leaf: Leaf, claimed: bool) {
         if claimed {
-            self.claimed.insert(leaf);
+            self.claimed[queue].insert(leaf);
         } else {
-            self.ready.insert(leaf);
+            self.ready[queue].insert(leaf);
         }
     }
 
@@ -66,8 +86,8 @@ impl Leaves {
     }
 
     /// Takes a leaf whose fence has passed out; says whether it was there.
-    pub(crate) fn remove(&mut self, leaf: Leaf) -> bool {
-        self.ready.remove(&leaf) || self.claimed.remove(&leaf)
+    pub(crate) fn remove(&mut self, queue: usize, leaf: Leaf) -> bool {
+        self.ready[queue].remove(&leaf) || self.claimed[queue].remove(&leaf)
     }
 
     /// Takes a leaf whose fence has not passed out; says whether it was there.
@@ -76,14 +96,16 @@ impl Leaves {
     }
 
     /// Makes a leaf a victim only after all others; nothing if its fence has not passed.
-    pub(crate) fn claim(&mut self, leaf: Leaf) {
-        if self.ready.remove(&leaf) {
-            self.claimed.insert(leaf);
+    pub(crate) fn claim(&mut self, queue: usize, leaf: Leaf) {
+        if self.ready[queue].remove(&leaf) {
+            self.claimed[queue].insert(leaf);
         }
     }
 
     pub(crate) fn end_claims(&mut self) {
-        self.ready.append(&mut self.claimed);
+        for (ready, claimed) in self.ready.iter_mut().zip(&mut self.claimed) {
+            ready.append(claimed);
+        }
     }
 
     /// The fenced leaf with the oldest stamp.
@@ -91,9 +113,12 @@ impl Leaves {
         self.fenced.first().copied()
     }
 
-    /// All leaves whose fence has passed, in the order in which they would go, between calls.
-    pub(crate) fn order(&self) -> Vec<Leaf> {
-        self.ready.iter().copied().collect()
+    /// All leaves whose fence has passed, with their queues, between calls.
+    pub(crate) fn ready(&self) -> Vec<(usize, Leaf)> {
+        let queues = self.ready.iter().enumerate();
+        queues
+            .flat_map(|(queue, leaves)| leaves.iter().map(move |&leaf| (queue, leaf)))
+            .collect()
     }
 
     /// All leaves whose fence has not passed, by stamp.
@@ -119,5 +144,20 @@ mod tests {
         ];
         assert!(order.is_sorted());
         assert_eq!(order[3].id(), id(6));
+    }
+
+    #[test]
+    fn offsets_move_queues_against_each_other() {
+        let mut leaves = Leaves::default();
+        leaves.insert(0, Leaf::new(1, 0, 10, NodeId::new(9)), false);
+        leaves.insert(1, Leaf::new(1, 0, 6, NodeId::new(5)), false);
+        let first = |offset: u64| leaves.first_ready(|queue| queue as u64 * offset);
+        assert_eq!(first(0), Some(NodeId::new(5)));
+        assert_eq!(first(3), Some(NodeId::new(5)));
+        assert_eq!(
+            first(4),
+            Some(NodeId::new(9)),
+            "the lower queue of two equal ones"
+        );
     }
 }

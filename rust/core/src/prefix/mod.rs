@@ -35,6 +35,7 @@ pub(crate) use edit::Incoming;
 pub(crate) use find::Found;
 pub(crate) use node::{Node, Partial};
 pub use policy::EvictionPolicy;
+pub(crate) use policy::Usage;
 pub(crate) use text::Key;
 
 use crate::blocks::Blocks;
@@ -63,8 +64,10 @@ pub(crate) struct Tree {
     pub classes: usize,
     /// D, the tokens after a block that are part of its identity.
     pub lookahead: usize,
-    /// Grows by one whenever something becomes unprotected as a whole: a release, a completed copy.
+    /// Grows whenever something becomes unprotected as a whole: a release, a completed copy.
     pub tick: u64,
+    /// By how much it grows next.
+    pub growth: u32,
     /// Inactive nodes without children.
     leaves: Leaves,
     /// In which order they are evicted.
@@ -80,15 +83,16 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    pub(crate) fn new(classes: usize, lookahead: u32, policy: EvictionPolicy) -> Self {
+    pub(crate) fn new(classes: usize, lookahead: u32, policy: Box<dyn Policy>) -> Self {
         Self {
             nodes: Slab::new(),
             roots: BTreeMap::new(),
             classes,
             lookahead: lookahead as usize,
             tick: 0,
+            growth: 1,
             leaves: Leaves::default(),
-            policy: policy.build(),
+            policy,
             claims: Vec::new(),
             evictable: 0,
             waiting: VecDeque::new(),
@@ -102,8 +106,13 @@ impl Tree {
         self.evictable
     }
 
+    /// What a partial block has when it enters the tree.
+    pub(crate) fn fresh_usage(&self) -> Usage {
+        self.policy.fresh()
+    }
+
     /// What the policy's later answers depend on, beside the nodes.
-    pub(crate) fn policy_state(&self) -> u64 {
+    pub(crate) fn policy_state(&self) -> String {
         self.policy.state()
     }
 

@@ -1,8 +1,11 @@
 //! Pins, and what they protect: the pinned node and everything above it.
 
 use crate::blocks::Blocks;
-use crate::ids::NodeId;
+use smallvec::SmallVec;
+
+use crate::ids::{BlockId, NodeId};
 use crate::prefix::Tree;
+use crate::prefix::policy::Usage;
 use crate::steps::Steps;
 
 impl Tree {
@@ -49,6 +52,60 @@ impl Tree {
     pub(crate) fn move_pin(&mut self, from: NodeId, to: NodeId, steps: &Steps) {
         self.pin(to, steps);
         self.node_mut(from).pins -= 1;
+    }
+
+    /// Moves the clock to the next end of a use, of a sequence that put `entered` blocks into the tree.
+    pub(crate) fn next_tick(&mut self, entered: u32) {
+        self.tick += u64::from(self.growth);
+        self.growth = if self.policy.grows_with_blocks() {
+            entered.max(1)
+        } else {
+            1
+        };
+    }
+
+    /// Shows the policy the path of a request that ends.
+    pub(crate) fn serve(&mut self, tail: NodeId) {
+        if !self.policy.places_blocks() {
+            return;
+        }
+        let path: SmallVec<[NodeId; 8]> = self
+            .upwards(tail)
+            .filter(|&id| !self.node(id).is_root() && self.node(id).partial.is_none())
+            .collect();
+        let top = path.last().map(|&id| self.node(id).blocks()[0]);
+        if top.is_some_and(|first| self.policy.is_sampled(first)) {
+            let runs = path.iter().rev();
+            let blocks: Vec<BlockId> = runs
+                .flat_map(|&id| self.node(id).blocks().iter().copied())
+                .collect();
+            self.policy.served(&blocks);
+        }
+    }
+
+    /// What the first of some blocks has when they enter the tree below `above`, and how many of them
+    /// have the same.
+    pub(crate) fn place(
+        &mut self,
+        above: NodeId,
+        run: &[BlockId],
+        blocks: &Blocks,
+    ) -> (Usage, u32) {
+        let all = crate::ids::count(run.len());
+        if !self.policy.places_blocks() {
+            return (self.policy.fresh(), all);
+        }
+        let node = &self.nodes[above.get()];
+        let (scope, mut before) = (node.scope, node.blocks().last().copied());
+        let mut first = None;
+        for (same, &id) in (0..).zip(run) {
+            let usage = self.policy.place(scope, before, id, blocks.tokens(id));
+            if *first.get_or_insert(usage) != usage {
+                return (first.expect("set above"), same);
+            }
+            before = Some(id);
+        }
+        (first.expect("some block enters"), all)
     }
 
     /// Counts one use of the path down to `tail`.
