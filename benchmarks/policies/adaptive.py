@@ -2,7 +2,7 @@
 
     python benchmarks/policies/adaptive.py
 
-prints what sampling costs, the table of `docs/decisions/010-sample-shadow-caches.md`.
+prints what sampling costs, the table of `docs/decisions/011-sample-shadow-caches.md`.
 """
 
 from __future__ import annotations
