@@ -46,7 +46,7 @@ def reasons(s: Scenario, prompt: tuple[int, ...], scope: int = 0, **options: Any
 
 class TestFits:
     def test_a_large_request_does_not_hide_small_ones(self, make: Any) -> None:
-        """FAULTS O5: 10 pages free, the queue needs 40, 2 and 3."""
+        """vllm#35852: 10 pages free, the queue needs 40, 2 and 3."""
         s = make(num_pages=(41,), max_seq_len=512)
         s.prefill(tokens(4 * 30))
         assert s.count("free") == 10
@@ -60,7 +60,7 @@ class TestFits:
         assert s.ledger.stats() == before
 
     def test_a_refused_head_does_not_stop_a_request_that_fits(self, make: Any) -> None:
-        """FAULTS Q2: of 2,048 pages B has its 1,249; A, first in the queue, needs 1,600."""
+        """vllm#45388: of 2,048 pages B has its 1,249; A, first in the queue, needs 1,600."""
         s = make(num_pages=(2049,), max_seq_len=8000, max_sequences=3)
         loaded = s.prefill(tokens(4 * 1249 - 3))
         assert s.count("free") == 799
@@ -71,7 +71,7 @@ class TestFits:
         assert s.grow(step, loaded, 1)
 
     def test_evictable_pages_count_as_room(self, make: Any) -> None:
-        """FAULTS Q3: 5 % free and 80 % evictable are 85 % for a prompt."""
+        """lmdeploy#4100: 5 % free and 80 % evictable are 85 % for a prompt."""
         s = make(num_pages=(101,), max_seq_len=512)
         s.serve(tokens(4 * 80))
         s.prefill(tokens(4 * 15, start=1000), first=4 * 15)
@@ -138,9 +138,39 @@ class TestFits:
                 s.ledger.fits_blocks([(9, hit, 9, 9)])
 
 
+class TestNothingIsTouched:
+    def test_questions_keep_nothing_alive(self, make: Any) -> None:
+        """Mooncake#2187, LMCache#1034: what is only asked about is evicted as if nobody had asked."""
+        s = make(num_pages=(9,))
+        s.serve(tokens(8))
+        s.serve(tokens(8, 100))
+        for _ in range(1000 if isinstance(s.ledger, ENGINES["core"]) else 5):
+            assert s.match(tokens(8)) == 8
+            assert fits(s, tokens(9), max_total=9) == [0]
+            assert reasons(s, tokens(8)) == [("first_token_must_run", 7, 1)]
+        assert s.count("protected") == 0
+        s.serve(tokens(24, 200), max_total=24)
+        assert (s.match(tokens(8)), s.match(tokens(8, 100))) == (0, 8)
+
+    def test_a_burst_into_a_full_pool_is_one_call(self) -> None:
+        """TensorRT-LLM#18541: a sequence grows by 8,192 pages, all of them taken from the cache."""
+        pages = 8192
+        s = Scenario(
+            "core", tokens_per_block=16, num_pages=(pages + 2,), max_seq_len=16 * (pages + 1)
+        )
+        for at in range(pages // 64):
+            s.serve(tokens(16 * 64, 10_000 * at))
+        handle = s.prefill(tokens(15, 3_000_000))
+        step = s.begin()
+        assert s.count("evictable") == pages
+        assert s.grow(step, handle, 16 * pages)
+        assert s.sequence(handle)["blocks"] == pages + 1
+        assert s.stats()["evicted_blocks"] == pages
+
+
 class TestWatermark:
     def test_a_prompt_that_cannot_finish_waits(self) -> None:
-        """FAULTS Q1: two prompts of 120k tokens, a pool for 150k, chunks of 2k: no preemption."""
+        """vllm#21809: two prompts of 120k tokens, a pool for 150k, chunks of 2k: no preemption."""
         tpb, whole = 16, 120_000
         pages = 150_000 // tpb + 1
         s = Scenario("core", tokens_per_block=tpb, num_pages=(pages,), max_seq_len=whole + 64)
@@ -196,7 +226,7 @@ class TestWatermark:
     def test_the_last_token_needs_no_page(
         self, make: Any, prompt: int, max_new: int, pages: int
     ) -> None:
-        """FAULTS Q7: the KV of the last token is never written."""
+        """pegainfer#292: the KV of the last token is never written."""
         s = make(tokens_per_block=16, num_pages=(pages + 1,))
         assert fits(s, tokens(prompt), max_total=prompt + max_new) == [0]
         less = make(tokens_per_block=16, num_pages=(max(pages, 2),))
@@ -204,12 +234,12 @@ class TestWatermark:
         assert fits(less, tokens(prompt), max_total=prompt + max_new) == expected
 
     def test_what_can_never_fit_is_said_at_once(self, make: Any) -> None:
-        """FAULTS Q4: 10 pages, every request needs 12."""
+        """inference-sim#297: 10 pages, every request needs 12."""
         s = make(num_pages=(11,))
         assert fits(s, tokens(48), tokens(4), max_total=48) == [-2, -2]
 
     def test_shortage_is_an_answer_and_other_errors_raise(self) -> None:
-        """FAULTS Q6."""
+        """As in kvcached#453."""
         s = Scenario("core", num_pages=(3,))
         s.prefill(tokens(8))
         step = s.begin()
@@ -384,7 +414,7 @@ class TestExplainMatch:
 
 class TestStatistics:
     def test_misses_and_hits_add_up(self, make: Any) -> None:
-        """FAULTS U1 and N1 for one admission: a token is a hit or missed for one reason."""
+        """tair-kvcache#168, vllm#25787: a token is a hit or missed for one reason."""
         s = make()
         s.serve(tokens(12))  # all missed
         s.prefill(tokens(12))  # all but the last
@@ -407,7 +437,7 @@ class TestStatistics:
         assert s.stats()["missed_text_tokens"] == 7 + 3
 
     def test_gauges_after_distinct_requests(self, make: Any) -> None:
-        """FAULTS N3: 24 distinct requests of two blocks leave 48 cached, none live."""
+        """imp#1120: 24 distinct requests of two blocks leave 48 cached, none live."""
         s = make(num_pages=(65,))
         for at in range(24):
             s.serve(tokens(8, 100 * at))

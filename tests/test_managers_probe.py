@@ -125,7 +125,7 @@ def test_explain_match_reads_lists_and_arrays() -> None:
 
 
 def test_what_a_preempted_request_reuses_is_no_hit() -> None:
-    """FAULTS N1: a request of 40 tokens is preempted and comes back; the hit rate stays."""
+    """vllm#25787: a request of 40 tokens is preempted and comes back; the hit rate stays."""
     managers = small_managers(33, draft=False)
     run(managers, new("a", PROMPT), [[1]])
     run(managers, new("b", [*PROMPT, *range(28)]), [[1]])
@@ -144,6 +144,31 @@ def test_what_a_preempted_request_reuses_is_no_hit() -> None:
     run(managers, new("b", PROMPT), [[1]])
     assert managers.stats().readmitted == 1
     assert managers.stats().hit_rate_tokens == (12 + 11) / (52 + 12)
+
+
+def test_the_acceptance_length_is_that_of_decode_steps() -> None:
+    """aisimulate#289: a prompt, then bursts of 3 and 3 are 6 / 2; a preemption adds nothing."""
+    managers = small_managers()
+    run(managers, new("a", PROMPT, chunk=8), [[]])
+    run(managers, Batch(["a"], chunk_lens=[4]), [[1]])
+    assert managers.stats().mean_acceptance_length == 0.0
+    run(managers, decode(["a"], 2), [[2, 3, 4]])
+    managers.preempt(["a"])
+    run(managers, new("a", [*PROMPT, 1, 2, 3, 4]), [[5]])
+    # A mixed step: another prompt ends in it.
+    both = Batch(
+        ["a", "b"],
+        chunk_lens=[0, 12],
+        draft_lens=[2, 0],
+        prompts=[[], PROMPT],
+        max_total_tokens=[0, 20],
+    )
+    run(managers, both, [[6, 7, 8], [1]])
+    managers.add_dummy_requests(["pad"], [4])
+    run(managers, decode(["pad"]), [[]])
+    stats = managers.stats()
+    assert (stats.decode_steps, stats.prompt_end_tokens) == (2, 3)
+    assert stats.mean_acceptance_length == stats.to_dict()["mean_acceptance_length"] == 3.0
 
 
 def test_a_preempted_request_may_be_aborted() -> None:
@@ -166,7 +191,7 @@ def test_a_preempted_request_may_be_aborted() -> None:
 
 
 def test_gauges_add_up_in_every_state() -> None:
-    """FAULTS N2, N3: live, cached, protected, fenced, free and reserved are all pages."""
+    """vllm-ascend#10048, imp#1120: live, cached, protected, fenced, free, reserved: all pages."""
     managers = small_managers(33, draft=False)
     run(managers, new("a", PROMPT), [[1]])
     run(managers, new("b", [*PROMPT, 5]), [[1]])

@@ -73,7 +73,7 @@ def test_one_hundred_thousand_requests(name: str) -> None:
 @pytest.mark.parametrize("point", ["in flight", "completed", "after its result"])
 @pytest.mark.parametrize("last", range(5))
 def test_an_abort_leaves_nothing_at_any_point(last: int, point: str, publish: int) -> None:
-    """FAULTS D5, D7: five chunks of a prompt; an abort in or after any of them frees all, once."""
+    """vllm-ascend#16662, dynamo#7489: an abort in or after any of five chunks frees all, once."""
     s = Scenario("core", num_pages=(17,), has_draft=True, lookahead=1, extra_tokens=2)
     s.serve(tokens(6))
     step = s.begin()
@@ -105,7 +105,7 @@ def test_an_abort_leaves_nothing_at_any_point(last: int, point: str, publish: in
 
 
 def test_an_abort_in_the_step_of_its_end_frees_at_once() -> None:
-    """FAULTS D6: the abort comes first, and the finished request is not released again."""
+    """vllm#29906: the abort comes first, and the finished request is not released again."""
     s = Scenario("core", num_pages=(9,))
     handle = s.prefill(tokens(8), 50)
     s.release(handle, publish=0)
@@ -115,6 +115,6 @@ def test_an_abort_in_the_step_of_its_end_frees_at_once() -> None:
 
 
 def test_usage_stays_within_the_pool_and_gauges_add_up() -> None:
-    """FAULTS N2: in every tick no count is below 0 or above the pool."""
+    """vllm-ascend#10048: in every tick no count is below 0 or above the pool."""
     config, options = ENGINES["pair, overlapping"]
     Simulation(config, replace(options, validate_every=1), 100, seed=3).run()

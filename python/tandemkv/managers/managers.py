@@ -25,7 +25,7 @@ from tandemkv.managers.preemptions import Preemptions
 from tandemkv.managers.preparation import Preparation, hold, name_request, pick
 from tandemkv.managers.probe import Probe
 from tandemkv.managers.registry import Registry
-from tandemkv.managers.stats import ManagerStats
+from tandemkv.managers.stats import DecodeSteps, ManagerStats
 from tandemkv.managers.steps import StepRecord, Steps
 from tandemkv.managers.tables import KernelTables
 from tandemkv.managers.views import RoleView
@@ -60,6 +60,7 @@ class Managers:
         self._now = 0.0
         self._preparation = Preparation(ledger, limits, self._registry)
         self._preemptions = Preemptions()
+        self._decodes = DecodeSteps()
         self._dummies = Dummies(ledger, limits, self._registry)
         for view in self.views:
             view.attach(self.block_tables)
@@ -221,7 +222,8 @@ class Managers:
                 live, handles = record.still_running(ids, counts)
                 tokens, counts = select(tokens, counts, live)
                 valid = None if valid is None else np.asarray(valid)[live]
-            if np.count_nonzero(counts) < len(counts):
+            num_yielding = int(np.count_nonzero(counts))
+            if num_yielding < len(counts):
                 self._registry.check_counts(batch, live, handles, counts)
             if self._preparation.due_moves:
                 self._check_moves(record)
@@ -233,6 +235,7 @@ class Managers:
                 self._registry.check_dummies(members, handles, counts)
                 name_request(error, members)
                 raise
+            self._decodes.note(batch, live, counts, num_yielding)
             self._close(record, handles)
 
     def skip_step(self, step: int | None = None) -> None:
@@ -510,4 +513,5 @@ class Managers:
                 dummy_totals=self._dummies.totals,
                 refused_rows=self._preparation.refused_rows,
                 preemptions=self._preemptions.totals,
+                decodes=self._decodes,
             )

@@ -6,7 +6,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemkv.managers.batch import Batch
 from tandemkv.managers.views import RoleView
+
+
+@dataclass(slots=True)
+class DecodeSteps:
+    """Counts decode steps of requests, and the tokens that came of prompts instead.
+
+    Attributes:
+        steps: decode steps that yielded tokens, one per request and step.
+        prompt_end_tokens: tokens sampled after the last chunk of a prompt.
+    """
+
+    steps: int = 0
+    prompt_end_tokens: int = 0
+
+    def note(
+        self,
+        batch: Batch,
+        live: NDArray[np.intp] | None,
+        counts: NDArray[np.int32],
+        num_yielding: int,
+    ) -> None:
+        """Count one update: `counts` of the requests at `live` (None: all) of the batch."""
+        self.steps += num_yielding
+        if batch.num_chunks:
+            chunk_lens = batch.chunk_lens if live is None else batch.chunk_lens[live]
+            ends = counts[chunk_lens > 0]
+            self.steps -= int(np.count_nonzero(ends))
+            self.prompt_end_tokens += int(ends.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +55,8 @@ class ManagerStats:
         readmitted: how many of them came back.
         readmitted_prompt_tokens: tokens of their prompts, which `prompt_tokens` counts as well.
         readmitted_hit_tokens: how many of those were reused, which `hit_tokens` counts as well.
+        decode_steps: decode steps that yielded tokens, one per request and step.
+        prompt_end_tokens: tokens sampled after a prompt; part of the ledger's `accepted_tokens`.
     """
 
     ledger: Mapping[str, Any]
@@ -33,6 +67,8 @@ class ManagerStats:
     readmitted: int
     readmitted_prompt_tokens: int
     readmitted_hit_tokens: int
+    decode_steps: int
+    prompt_end_tokens: int
 
     @classmethod
     def of(
@@ -45,6 +81,7 @@ class ManagerStats:
         dummy_totals: Mapping[str, int],
         refused_rows: int,
         preemptions: Mapping[str, int],
+        decodes: DecodeSteps,
     ) -> ManagerStats:
         """Return the statistics from those of the ledger."""
         role_bytes = {view.role: view.usage_of(ledger) for view in views}
@@ -56,6 +93,8 @@ class ManagerStats:
             open_dummies,
             role_bytes,
             **preemptions,
+            decode_steps=decodes.steps,
+            prompt_end_tokens=decodes.prompt_end_tokens,
         )
 
     @property
@@ -68,6 +107,15 @@ class ManagerStats:
         prompt_tokens = int(self.ledger["prompt_tokens"]) - self.readmitted_prompt_tokens
         hit_tokens = int(self.ledger["hit_tokens"]) - self.readmitted_hit_tokens
         return hit_tokens / prompt_tokens if prompt_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per decode step: accepted drafts and the bonus token; 0 before the first.
+
+        What a prompt yields does not count, nor does what was trimmed before it was passed.
+        """
+        tokens = int(self.ledger["accepted_tokens"]) - self.prompt_end_tokens
+        return tokens / self.decode_steps if self.decode_steps else 0.0
 
     @property
     def pages(self) -> tuple[dict[str, int], ...]:
@@ -104,7 +152,10 @@ class ManagerStats:
             "readmitted": self.readmitted,
             "readmitted_prompt_tokens": self.readmitted_prompt_tokens,
             "readmitted_hit_tokens": self.readmitted_hit_tokens,
+            "decode_steps": self.decode_steps,
+            "prompt_end_tokens": self.prompt_end_tokens,
             "hit_rate_tokens": self.hit_rate_tokens,
+            "mean_acceptance_length": self.mean_acceptance_length,
             "pages": list(self.pages),
             "usage": list(self.usage),
             "role_bytes": {role: dict(states) for role, states in self.role_bytes.items()},
