@@ -56,6 +56,7 @@ def small_managers(num_pages: int = 33, rank: int = 0, **options: Any) -> Manage
     names = (
         *("device", "same_stream", "disaggregated"),
         *("num_dummy_requests", "materialize", "backend", "arrangement", "watermark_blocks"),
+        *("events", "fingerprint"),
     )
     own = {name: options.pop(name) for name in names if name in options}
     return build_managers(small_plan(num_pages, **options), rank, **own)
@@ -69,6 +70,7 @@ def new(
     max_total: int | None = None,
     scope: int = 0,
     draft_from: int | None = None,
+    **identity: object,
 ) -> Batch:
     """Return a batch of one new request that runs its whole prompt, or `chunk` tokens of it."""
     return Batch(
@@ -78,6 +80,7 @@ def new(
         max_total_tokens=[len(prompt) + 16 if max_total is None else max_total],
         scopes=[scope],
         draft_from=None if draft_from is None else [draft_from],
+        **{name: [value] for name, value in identity.items()},
     )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
 from tandemkv.managers.batch import Batch, RequestIds
+from tandemkv.managers.identity import Identity
 from tandemkv.managers.limits import Limits
 
 # The negative values of `handle` in Ledger.admit.
@@ -55,6 +56,7 @@ class Admission:
         offsets: int64 `[k + 1]`, where each prompt starts in `tokens`.
         handles: int64 `[k]`, the ledger's answer: a handle, or a negative reason.
         hits: int32 `[k]`, reused prompt tokens.
+        identity: their adapters, salts and media, which `interned` turns into numbers.
         kept_out: refused for want of a row without asking the ledger.
     """
 
@@ -67,6 +69,7 @@ class Admission:
     draft_from: NDArray[np.int32] | None
     handles: NDArray[np.int64]
     hits: NDArray[np.int32]
+    identity: Identity | None = None
     kept_out: int = 0
 
     def __len__(self) -> int:
@@ -158,6 +161,7 @@ def admission_of(batch: Batch, limits: Limits) -> Admission:
         draft_from=draft_from,
         handles=np.full(count, NOT_TRIED, np.int64),
         hits=np.zeros(count, np.int32),
+        identity=None if batch.identity is None else batch.identity.select(new),
     )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tandemkv.errors import BatchError
 from tandemkv.managers.arrays import flatten, item_array, offset_array, token_array
+from tandemkv.managers.identity import Identity, check_media_fits, read_identity
 
 _EMPTY_INDEX: NDArray[np.intp] = np.zeros(0, np.intp)
 _ONE = np.int32(1)
@@ -86,12 +87,20 @@ class Batch:
             sequences; an empty range for a running request. None: no new request.
         max_total_tokens: int64 `[n]`, the most tokens a new request can come to know, its prompt
             included; not read for running ones. Needed where there is a new request.
-        scopes: int32 `[n]`, what separates equal prompts; -1 is private. None: all 0.
+        scopes: int32 `[n]`, what separates equal prompts: -1 is private, a number above 0 one that
+            `Ledger.intern_scope` gave, 0 leaves it to the next two arguments. None: all 0.
+        adapters: per request None or `(id, version)` of its adapter (LoRA), the id an int or a
+            text; new weights under an old id need another version. None: no adapters.
+        cache_salts: per request None, bytes or a text; only equal salts share. None: no salts.
+        media: per request a list of `(offset, length, digest)`: where its placeholders begin in the
+            prompt, how many there are, and the 32 bytes that identify the content. None: no media.
+            These three are read for new requests only.
         draft_from: int32 `[n]`, the first position whose draft KV will be valid; -1 runs without
             a draft. None: 0 where the plan has a draft, else -1. Read for new requests only.
 
     Attributes:
         widths: int32 `[n]`, the most tokens each request runs: the chunk, or 1 + draft slots.
+        identity: adapters, salts and media, checked; None if there are none.
         num_chunks: how many run a prompt chunk, new ones included.
         max_draft_len: the largest of `draft_lens`, 0 for an empty batch.
         num_new: how many bring a prompt.
@@ -106,6 +115,7 @@ class Batch:
         "chunk_lens",
         "draft_from",
         "draft_lens",
+        "identity",
         "max_draft_len",
         "max_total_tokens",
         "new_index",
@@ -124,6 +134,7 @@ class Batch:
     prompt_tokens: NDArray[Any] | None
     max_total_tokens: NDArray[np.int64] | None
     scopes: NDArray[np.int32] | None
+    identity: Identity | None
     draft_from: NDArray[np.int32] | None
     widths: NDArray[np.int32]
     num_chunks: int
@@ -141,6 +152,9 @@ class Batch:
         prompts: object = None,
         max_total_tokens: object = None,
         scopes: object = None,
+        adapters: object = None,
+        cache_salts: object = None,
+        media: object = None,
         draft_from: object = None,
     ) -> None:
         put = object.__setattr__
@@ -161,6 +175,7 @@ class Batch:
         self._set_optional("max_total_tokens", max_total_tokens, np.int64, 0)
         self._set_optional("scopes", scopes, np.int32, -1)
         self._set_optional("draft_from", draft_from, np.int32, -1)
+        put(self, "identity", read_identity(n, adapters, cache_salts, media))
         put(self, "num_new", 0)
         put(self, "new_index", _EMPTY_INDEX)
         put(self, "new_offsets", _NO_OFFSETS)
@@ -215,8 +230,16 @@ class Batch:
                 field="max_total_tokens",
             )
         self._refuse_new("chunk_lens", self.chunk_lens[new] < 1, ">= 1 for a new request")
+        if self.identity is not None:
+            self._check_identity(self.identity, lens)
         short = self.max_total_tokens[new] < lens
         self._refuse_new("max_total_tokens", short, "at least the length of the prompt")
+
+    def _check_identity(self, identity: Identity, lens: NDArray[np.int64]) -> None:
+        for item, prompt_len in zip(self.new_index.tolist(), lens.tolist(), strict=True):
+            check_media_fits(identity, item, prompt_len)
+            if self.scopes is not None and self.scopes[item] > 0 and identity.has_scope(item):
+                self._refuse("scopes", item, "0 or -1 where the request has an adapter or a salt")
 
     def _refuse_new(self, field: str, wrong: NDArray[np.bool_], supported: str) -> None:
         if wrong.any():

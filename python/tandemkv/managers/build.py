@@ -29,6 +29,8 @@ def build_managers(
     disaggregated: bool = False,
     num_dummy_requests: int | None = None,
     watermark_blocks: int = 0,
+    events: int = 0,
+    fingerprint: bytes = b"",
 ) -> Managers:
     """Build the ledger, the pools and the views of one rank.
 
@@ -53,10 +55,15 @@ def build_managers(
             `KvCacheConfig.num_dummy_requests`.
         watermark_blocks: blocks that admissions leave to the growth of open requests, so that
             fewer of them are preempted; an idle ledger admits whatever fits.
+        events: how many events about cached blocks the ledger keeps for `Ledger.events`; 0 logs
+            none.
+        fingerprint: what keys of blocks name besides tokens, adapter and salt, so that blocks of
+            other weights, dtypes or layouts have other keys; see `docs/identity.md`.
 
     Raises:
-        ConfigError: no such rank, `num_dummy_requests` or `watermark_blocks` is not an int >= 0,
-            or a plan with layers that do not keep every token, or with context parallelism.
+        ConfigError: no such rank, `num_dummy_requests`, `watermark_blocks` or `events` is not an
+            int >= 0, `fingerprint` is not bytes, or a plan with layers that do not keep every
+            token, or with context parallelism.
         PoolError: an unknown device, backend or layout, or a pool that differs from the plan or is
             too large for 32-bit page indices.
         DeviceUnavailableError: pools on a CUDA device that is not there.
@@ -70,6 +77,12 @@ def build_managers(
     _check_groups(plan)
     check_device(device, materialize=materialize)
     check_count("watermark_blocks", watermark_blocks, least=0)
+    if not isinstance(fingerprint, bytes):
+        raise ConfigError(
+            f"fingerprint is {fingerprint!r}; bytes are needed",
+            field="fingerprint",
+            value=fingerprint,
+        )
     limits = _limits(plan, disaggregated, num_dummy_requests, watermark_blocks)
     ledger = Ledger(
         tokens_per_block=limits.tokens_per_block,
@@ -85,6 +98,8 @@ def build_managers(
         same_stream=same_stream,
         watermark_blocks=watermark_blocks,
         policy=plan.config.eviction_policy,
+        events=check_count("events", events, least=0),
+        fingerprint=fingerprint,
     )
     share = plan.ranks[rank]
 

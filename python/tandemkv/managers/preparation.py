@@ -11,6 +11,7 @@ from tandemkv._core import Ledger
 from tandemkv.errors import LedgerError
 from tandemkv.managers.admission import Admission, Refusal, admission_of
 from tandemkv.managers.batch import Batch, RequestIds
+from tandemkv.managers.identity import interned
 from tandemkv.managers.limits import Limits
 from tandemkv.managers.registry import Registry
 from tandemkv.managers.steps import NOT_GRANTED
@@ -126,8 +127,9 @@ class Preparation:
     def _admit(self, step: int, admission: Admission, stop_at_first: bool) -> int:
         """Admit in order, never into the rows that are kept for dummies."""
         room = self._limits.max_requests - self._registry.num_requests
-        for start, stop in admission.admit(self._ledger, step, room, stop_at_first):
-            self._registry.open(admission, start, stop)
+        with interned(self._ledger, admission):
+            for start, stop in admission.admit(self._ledger, step, room, stop_at_first):
+                self._registry.open(admission, start, stop)
         is_open = admission.handles >= 0
         partial = admission.hits[is_open] % self._limits.tokens_per_block
         self.due_moves += int(np.count_nonzero(partial))

@@ -15,6 +15,7 @@ from tandemkv.errors import BatchError
 from tandemkv.managers.admission import NO_ROW, Refusal, admission_of
 from tandemkv.managers.arrays import int_array, token_array
 from tandemkv.managers.batch import Batch, RequestIds
+from tandemkv.managers.identity import interned
 from tandemkv.managers.limits import Limits
 from tandemkv.managers.registry import Registry
 
@@ -75,15 +76,16 @@ class Probe:
             self._registry.check_absent(ids)
             asked = admission_of(batch, self._limits)
             answer = np.empty(len(asked), np.int32)
-            self._ledger.fits(
-                (asked.tokens, asked.offsets),
-                asked.scopes,
-                asked.first,
-                asked.max_total,
-                asked.draft_from,
-                answer,
-                asked.hits,
-            )
+            with interned(self._ledger, asked):
+                self._ledger.fits(
+                    (asked.tokens, asked.offsets),
+                    asked.scopes,
+                    asked.first,
+                    asked.max_total,
+                    asked.draft_from,
+                    answer,
+                    asked.hits,
+                )
             if self._registry.num_requests >= self._limits.max_requests:
                 # The rows that are left are those of dummies.
                 answer[:] = NO_ROW
