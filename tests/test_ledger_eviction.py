@@ -90,6 +90,91 @@ def test_under_the_adaptive_policy_b_is_0_until_a_shadow_does_better(engine: str
     assert cached(one) == [B, C, D], "as with lru"
 
 
+def hint(
+    one: Scenario,
+    prompt: tuple[int, ...],
+    *hints: tuple[int, int, int, int],
+    now: float = 0.0,
+) -> None:
+    """Serve a prompt with hints (start, end, priority, duration in ms) given at its admission."""
+    step = one.ledger.begin_step(now)
+    handle = one.admit(step, (*prompt, 9999))
+    one.ledger.retain([(handle, *values) for values in hints])
+    one.complete(step)
+    one.advance(step, handle)
+    one.release(handle)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("policy", ["lru", "lfu", "adaptive"])
+def test_lower_priority_goes_first_whatever_the_policy(engine: str, policy: str):
+    one = build(engine, policy=policy)
+    hint(one, A, (0, -1, 80, -1))
+    hint(one, B, (0, -1, 20, -1))
+    use(one, B, B, C, D)
+    assert cached(one) == [A, C, D], "B has the lowest priority, though it was used most"
+    use(one, B)
+    assert cached(one) == [A, B, D], "among equal priorities the policy decides"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_hint_ends_with_its_time(engine: str):
+    one = build(engine)
+    hint(one, A, (0, -1, 80, 2_500), now=10.0)
+    use_at(one, 12.4, B, C, D)
+    assert cached(one) == [A, C, D]
+    use_at(one, 12.5, B)
+    assert cached(one) == [B, C, D], "A is the least recently used again"
+
+
+def use_at(one: Scenario, now: float, *prompts: tuple[int, ...]) -> None:
+    for prompt in prompts:
+        hint(one, prompt, now=now)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ranges_cut_runs_and_the_newest_hint_wins(engine: str):
+    one = build(engine, num_pages=(9,), max_seq_len=64)
+    text = tokens(24)
+    hint(one, text, (0, -1, 10, -1), (0, 8, 90, -1), (1, 16, 50, -1))
+    # Block 0 begins at token 0 (90), blocks 1 to 3 at 4, 8, 12 (50), 4 and 5 at 16 and 20 (10).
+    # Each request needs a block and a page for the token after it; eight pages hold six and two.
+    others = [tokens(4, start) for start in (500, 600, 700, 800)]
+    left = []
+    for other in others:
+        use(one, other)
+        left.append(one.match(text))
+    assert left == [24, 20, 16, 16]
+    assert [one.match(other) for other in others] == [0, 4, 4, 4], "35 goes before 50"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_blocks_in_the_tree_are_hinted_at_once(engine: str):
+    one = build(engine)
+    use(one, A, B)
+    hint(one, A, (0, 4, 0, -1))  # a hit: the shared block gets the priority
+    use(one, C, D)
+    assert cached(one) == [B, C, D]
+
+
+def test_a_hint_out_of_range_changes_nothing():
+    one = build("core")
+    step = one.begin()
+    handle = one.admit(step, A)
+    before = one.ledger.digest()
+    for wrong, name in [
+        ((handle + 1, 0, -1, 35, -1), "names no open sequence"),
+        ((handle, -1, 4, 35, -1), r"start\[1\] is -1"),
+        ((handle, 4, 3, 35, -1), r"end\[1\] is 3"),
+        ((handle, 0, 17, 35, -1), r"end\[1\] is 17"),
+        ((handle, 0, 4, 101, -1), r"priority\[1\] is 101"),
+        ((handle, 0, 4, 35, -2), r"duration_ms\[1\] is -2"),
+    ]:
+        with pytest.raises(LedgerError, match=name):
+            one.ledger.retain([(handle, 0, 4, 90, -1), wrong])
+        assert one.ledger.digest() == before
+
+
 def test_an_unknown_policy_is_refused_by_name():
     with pytest.raises(
         LedgerError, match="policy is 'fifo', must be one of 'lru', 'lfu', 'adaptive'"

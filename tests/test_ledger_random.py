@@ -20,7 +20,7 @@ EXPECTED_OUTCOMES = {
     *("fork", "fork error", "fork -1", "fork -3", "unpublished pages shared"),
     *(f"{name} error" for name in ("release", "reset_reuse_state")),
     *(f"admit {reason}" for reason in (-1, -2, -3, -4)),
-    *("grow refused", "moves queued", "updates too small"),
+    *("grow refused", "moves queued", "updates too small", "retain", "retain error"),
     *("intern_scope", "release_scope", "drop_scope", "intern_media", "release_media"),
     *("release_scope error", "drop_scope error", "intern_media error", "release_media error"),
     *("match error", "scope number freed", "media number freed"),

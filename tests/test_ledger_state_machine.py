@@ -43,6 +43,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pair.apply(*operations.grow(self.pair, pick_from(data)))
 
     @rule(data=DATA)
+    def retain(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.retain(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
     def fork(self, data: st.DataObject) -> None:
         self.pair.apply(*operations.fork(self.pair, pick_from(data)))
 

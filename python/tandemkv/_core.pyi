@@ -272,6 +272,18 @@ class Ledger:
         `tokens` has `count[i]` tokens per sequence: in the rows of `[n, m]`, or one after the other
         in `[sum(count)]`.
         """
+    def retain(
+        self, handle: _I64, start: _I64, end: _I64, priority: _I32, duration_ms: _I64
+    ) -> None:
+        """Set the priority of blocks of open sequences; blocks of lower priority are evicted first.
+
+        Args:
+            handle: the sequences; one may appear several times.
+            start: first token of each range; blocks whose first token is in it are meant.
+            end: token after each range; -1: to the end of the sequence, generated tokens too.
+            priority: 0 to 100; without a hint it is 35.
+            duration_ms: so long after the newest `begin_step` the default holds again; -1: never.
+        """
     def fork(self, step: int, handle: _I64, out: _I64) -> int:
         """Make a new sequence per item that continues `handle[i]`; return how many there are.
 
@@ -401,6 +413,7 @@ class Ledger:
         `nodes`: a list of dicts with `id`, `parent`, `scope`, `start` (ordinal of its first block),
         `tokens` (one list per block), `tip`, `covered` (of a partial block, else None),
         `draft_valid`, `pins`, `active_children`, `last_use`, `stamp`, `uses`, `rank`, `priority`,
+        `until` (when the priority ends),
         `pages` (per class, 0 where a block has none);
         `sequences`: handle -> `sequence(handle)` and `pages` (per class) and `node`.
         """

@@ -94,6 +94,11 @@ class CoreLedger:
     def explain_match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> dict[str, Any]:
         return self.core.explain_match(np.array(tokens, dtype=self.dtype), scope, draft_from)
 
+    def retain(self, items: list[tuple[int, int, int, int, int]]) -> None:
+        columns = list(zip(*items, strict=True)) if items else [[]] * 5
+        handle, start, end, priority, duration_ms = (list(column) for column in columns)
+        self.core.retain(_i64(handle), _i64(start), _i64(end), _i32(priority), _i64(duration_ms))
+
     def fork(self, step: int, parents: list[int]) -> tuple[int, list[int]]:
         out = np.full(len(parents), 99, np.int64)
         return self.core.fork(step, _i64(parents), out), out.tolist()

@@ -76,6 +76,7 @@ class Forks:
             private=[list(block) for block in parent.private[:num_shared]],
             prompt_blocks=parent.prompt_blocks,
             pins=list(parent.pins),
+            hints=list(parent.hints),
         )
         mine: dict[int, int] = {}  # the new page of each of the parent's
         for cls in range(len(self.lifetimes)):

@@ -19,13 +19,14 @@ from reference.pools import Pools
 from reference.probes import Probes
 from reference.publishing import Publishing
 from reference.reading import Reading
+from reference.retention import Retaining
 from reference.running import Running
 from reference.state import Config, Copy, Sequence, require
 from reference.tree import Block, Tree
 
 
 class ReferenceLedger(
-    Pools, Admitting, Running, Forks, Publishing, Identity, Keys, Reading, Probes
+    Pools, Admitting, Running, Forks, Publishing, Identity, Keys, Reading, Retaining, Probes
 ):
     """See ledger.md, groups.md and identity.md in docs: each method is one of their sections."""
 
@@ -83,6 +84,7 @@ class ReferenceLedger(
     def begin_step(self, now: float) -> int:
         require(now >= self.now, "now went backwards")
         self.now = now
+        self._end_hints()
         self.newest += 1
         self.open_steps.add(self.newest)
         return self.newest

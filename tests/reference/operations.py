@@ -248,6 +248,22 @@ def grow(pair: Comparison, pick: Pick) -> Operation:
     return ("grow", step, _repeat_one(pick, items), pick(0, 3) == 3)
 
 
+def retain(pair: Comparison, pick: Pick) -> Operation:
+    """Hint at ranges of open sequences; now and then with a number out of range."""
+    sequences, longest = list(pair.model.sequences.values()), pair.config.max_seq_len
+    items = []
+    for _ in range(pick(1, 3) if sequences else 0):
+        seq = sequences[pick(0, len(sequences) - 1)]
+        start = pick(0, len(seq.tokens)) if pick(0, 39) < 39 else pick(-1, longest + 1)
+        end = (-1, pick(start, max(start, longest)), pick(start - 2, longest + 1))[
+            pick(0, 40) // 20
+        ]
+        priority = (0, 34, 35, 36, 100, pick(-1, 101))[pick(0, 5)]
+        duration_ms = (-1, pick(0, 3) * 1000, pick(-2, 2500))[pick(0, 20) // 10]
+        items.append((_handle(pair, pick, seq.handle), start, end, priority, duration_ms))
+    return ("retain", items)
+
+
 def fork(pair: Comparison, pick: Pick) -> Operation:
     if not pair.model.open_steps and pick(0, 19) < 19:
         return begin_step(pair, pick)
@@ -396,6 +412,7 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     complete_step: 10,
     admit: 20,
     fork: 6,
+    retain: 8,
     grow: 20,
     advance: 30,
     release: 14,

@@ -142,7 +142,9 @@ class Pools:
         while any(self.free[cls] < needs[cls] for cls in self.full_classes):
             leaves = [block for block in self.evictable() if not block.children]
             unclaimed = [block for block in leaves if id(block) not in self.claimed]
-            victim = min(unclaimed or leaves, key=self.policy.order)
+            victim = min(
+                unclaimed or leaves, key=lambda block: (block.priority, *self.policy.order(block))
+            )
             self.policy.evicted(victim)
             self.tree.remove(victim)
             for cls, page in enumerate(victim.pages):

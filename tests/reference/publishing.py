@@ -108,6 +108,7 @@ class Publishing:
                 self._rebase(seq, pages, equal)
             else:
                 self.policy.place(new)
+                self.hint_block(seq, new)
                 seq.entered += 1
                 self._enter(new)
                 self._pin_pages(seq, new)
@@ -147,6 +148,7 @@ class Publishing:
     def _publish_tail(self: ReferenceLedger, seq: Sequence, tail: Block) -> None:
         seq.private.pop(0)
         tail.uses = self.policy.fresh_uses
+        self.hint_block(seq, tail)
         self._enter(tail)
         self._pin_pages(seq, tail)
 

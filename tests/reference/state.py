@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reference.tree import Block
 
@@ -72,6 +72,7 @@ class Sequence:
         pins: the (class, block) of the tree whose side page stands in its row.
         own: the pages of its state and cross-attention classes, by class.
         entered: the full blocks that it put into the tree.
+        hints: how its blocks are to be kept, later ones before earlier ones.
 
     """
 
@@ -88,6 +89,7 @@ class Sequence:
     pins: list[tuple[int, Block]] = field(default_factory=list)
     own: dict[int, list[int]] = field(default_factory=dict)
     entered: int = 0
+    hints: list[Any] = field(default_factory=list)
 
     @property
     def promise(self) -> int:

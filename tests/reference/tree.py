@@ -6,7 +6,10 @@ the tests hold a few dozen blocks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+
+DEFAULT_PRIORITY = 35
 
 
 @dataclass(eq=False)
@@ -24,6 +27,8 @@ class Block:
         key: of a full block, once it was asked for.
         snapshots: in each state class with a page, the tokens of the block that the state covers.
         side_stamps: in each windowed and state class, the stamp of its page's last pin.
+        priority: lower goes first.
+        until: the time from which on the default priority holds again.
         uses: how often it was used, counting its entry.
         rank: its rank among leaves under the policy, from the same moment.
 
@@ -39,6 +44,8 @@ class Block:
     is_partial: bool
     last_use: int = 0
     stamp: int = 0
+    priority: int = DEFAULT_PRIORITY
+    until: float = math.inf
     uses: int = 1
     rank: int = 0
     children: list[Block] = field(default_factory=list)

@@ -1,6 +1,7 @@
 //! What the ledger knows of one open sequence.
 
 use crate::ids::{BlockId, NodeId, Token};
+use crate::ledger::Hint;
 
 /// The two owners of KV data.
 pub(crate) const TARGET: usize = 0;
@@ -76,6 +77,8 @@ pub(crate) struct Sequence {
     pub published: u32,
     /// Full blocks among them that the sequence put there.
     pub entered: u32,
+    /// How its blocks are to be kept, later hints before earlier ones.
+    pub hints: Vec<Hint>,
     /// The node whose end is the last published block; the root of the scope if there is none.
     pub node: NodeId,
     /// Records of the blocks after the published ones, if the sequence keeps its tokens.
@@ -108,6 +111,7 @@ impl Sequence {
             prompt_blocks: 0,
             published: 0,
             entered: 0,
+            hints: Vec::new(),
             node: NodeId::NONE,
             blocks: Vec::new(),
             pending: Vec::new(),

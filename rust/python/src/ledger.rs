@@ -6,7 +6,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyBytes, PyDict};
-use tandemkv_core::ledger::AdvanceBatch;
+use tandemkv_core::ledger::{AdvanceBatch, RetainBatch};
 use tandemkv_core::window::Lifetime;
 use tandemkv_core::{EvictionPolicy, Ledger, LedgerConfig, LedgerError};
 
@@ -264,6 +264,30 @@ impl PyLedger {
         disjoint(py, &[out.region("out")], &[handle.region("handle")])?;
         let result = self.lock(py)?.fork(step.0, handle.slice(), out.slice_mut());
         converted(py, result)
+    }
+
+    fn retain(
+        &self,
+        py: Python<'_>,
+        handle: &Bound<'_, PyAny>,
+        start: &Bound<'_, PyAny>,
+        end: &Bound<'_, PyAny>,
+        priority: &Bound<'_, PyAny>,
+        duration_ms: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let handle = Input::<i64>::new(handle, "handle", 1)?;
+        let start = Input::<i64>::new(start, "start", 1)?;
+        let end = Input::<i64>::new(end, "end", 1)?;
+        let priority = Input::<i32>::new(priority, "priority", 1)?;
+        let duration_ms = Input::<i64>::new(duration_ms, "duration_ms", 1)?;
+        let batch = RetainBatch {
+            handle: handle.slice(),
+            start: start.slice(),
+            end: end.slice(),
+            priority: priority.slice(),
+            duration_ms: duration_ms.slice(),
+        };
+        converted(py, self.lock(py)?.retain(&batch))
     }
 
     fn release(

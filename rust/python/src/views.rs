@@ -105,6 +105,7 @@ fn node<'py>(py: Python<'py>, dump: &NodeDump) -> Dict<'py> {
     out.set_item("uses", dump.uses)?;
     out.set_item("rank", dump.rank)?;
     out.set_item("priority", dump.priority)?;
+    out.set_item("until", dump.until)?;
     out.set_item("pages", &dump.pages)?;
     Ok(out)
 }

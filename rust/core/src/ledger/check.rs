@@ -7,7 +7,7 @@ use crate::ledger::Ledger;
 use crate::side::{Side, SideDump};
 
 /// A node of the prefix tree, as [`Ledger::dump`] shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct NodeDump {
     /// Its id.
     pub id: u32,
@@ -39,12 +39,14 @@ pub struct NodeDump {
     pub rank: u64,
     /// Its priority: lower ones go first.
     pub priority: u8,
+    /// When the priority falls back to the default, infinite if never.
+    pub until: f64,
     /// Pages per class, one per block; 0 where a block has none.
     pub pages: Vec<Vec<u32>>,
 }
 
 /// An open sequence, as [`Ledger::dump`] shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SequenceDump {
     /// Its handle.
     pub handle: i64,
@@ -79,7 +81,7 @@ pub struct SequenceDump {
 }
 
 /// The state of a ledger.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Dump {
     /// Free pages per class, the next one last.
     pub free: Vec<Vec<u32>>,
@@ -169,7 +171,8 @@ impl Ledger {
             stamp: node.stamp,
             uses: node.usage.uses,
             rank: node.usage.rank,
-            priority: node.priority,
+            priority: node.retention.priority,
+            until: node.retention.until,
             pages: (self.classes.places().iter())
                 .map(|&place| match self.sides.get(place) {
                     Some(side) => node
@@ -241,7 +244,7 @@ impl Ledger {
             ),
             self.sequences
                 .iter()
-                .map(|seq| (seq.generation, seq.pending()))
+                .map(|seq| (seq.generation, seq.pending(), &seq.hints))
                 .collect::<Vec<_>>(),
             self.open_rows()
                 .map(|row| self.sequences[row.at()].blocks.as_slice())

@@ -142,6 +142,7 @@ impl Ledger {
         seq.scope = from.scope;
         seq.draft_from = from.draft_from;
         seq.max_total = from.max_total;
+        seq.hints.clone_from(&from.hints);
         seq.known = from.known;
         seq.valid = from.valid;
         seq.prompt_blocks = from.prompt_blocks;

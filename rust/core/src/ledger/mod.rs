@@ -10,6 +10,7 @@
 //! | `advance.rs` | results of a step: tokens, lengths, what is given back |
 //! | `publish.rs` | blocks entering the tree |
 //! | `fork.rs` | new sequences that continue open ones |
+//! | `retain.rs` | priorities of what a sequence publishes |
 //! | `release.rs` | the end of a sequence |
 //! | `identity.rs` | scopes and media |
 //! | `probe.rs` | what a scheduler asks first: what would fit, why a match ended |
@@ -31,6 +32,7 @@ mod probe;
 mod publish;
 mod read;
 mod release;
+mod retain;
 mod tables;
 mod victims;
 
@@ -43,6 +45,8 @@ pub use check::{Dump, NodeDump, SequenceDump};
 pub use config::LedgerConfig;
 pub use probe::{BlocksBatch, MatchReport, MissReason, Missed};
 pub use read::Move;
+pub(crate) use retain::Hint;
+pub use retain::{PRIORITY_MAX, RetainBatch};
 pub use tables::Csr;
 
 use crate::blocks::Blocks;
@@ -148,7 +152,9 @@ impl Ledger {
     ///
     /// [`LedgerError::Clock`] if `now` is below an earlier one, or not a number.
     pub fn begin_step(&mut self, now: f64) -> Result<u64, LedgerError> {
-        self.steps.begin(now)
+        let step = self.steps.begin(now)?;
+        self.tree.expire_retention(&self.steps);
+        Ok(step)
     }
 
     /// Ends a step: its pages in flight become allocatable, and its copies release their sources.

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::ids::{NodeId, PageIndex, Row, Token};
 use crate::ledger::Ledger;
-use crate::prefix::{Incoming, Key, Partial, Store, Usage};
+use crate::prefix::{Incoming, Key, Partial, Retention, Store, Usage};
 
 impl Ledger {
     /// Publishes the full blocks whose lookahead is known.
@@ -115,6 +115,7 @@ impl Ledger {
     fn enter(&mut self, row: Row, end: u32, draft_valid: bool) {
         let seq = &self.sequences[row.at()];
         let (from, above) = (seq.published, seq.node);
+        let (retention, end) = self.retention(row, from, end);
         let run = &seq.blocks[..(end - from) as usize];
         // Only blocks of which the policy knows the same form a run.
         let (usage, same) = self.tree.place(above, run, &self.blocks);
@@ -125,7 +126,7 @@ impl Ledger {
             let text = self.text(row, from, self.tree.key_limit(&self.blocks));
             self.drop_shorter(row, draft_valid, &text);
         }
-        self.insert(row, end - from, &tip, draft_valid, usage, None);
+        self.insert(row, end - from, &tip, draft_valid, (usage, retention), None);
         self.sequences[row.at()].entered += same;
     }
 
@@ -159,7 +160,7 @@ impl Ledger {
         blocks: u32,
         tip: &[Token],
         draft_valid: bool,
-        usage: Usage,
+        (usage, retention): (Usage, Retention),
         partial: Option<Partial>,
     ) {
         let seq = &self.sequences[row.at()];
@@ -175,9 +176,14 @@ impl Ledger {
             tip,
             draft_valid,
             usage,
+            retention,
             partial,
         };
-        let node = if partial.is_none() && self.tree.can_append(seq.node, draft_valid, usage) {
+        let node = if partial.is_none()
+            && self
+                .tree
+                .can_append(seq.node, draft_valid, (usage, retention))
+        {
             self.tree.append(seq.node, &incoming);
             seq.node
         } else {
@@ -220,6 +226,9 @@ impl Ledger {
             covered,
         };
         let usage = self.tree.fresh_usage();
-        self.insert(row, 1, &text[tokens..], draft_valid, usage, Some(partial));
+        let from = self.sequences[row.at()].published;
+        let (retention, _) = self.retention(row, from, from + 1);
+        let what = (usage, retention);
+        self.insert(row, 1, &text[tokens..], draft_valid, what, Some(partial));
     }
 }

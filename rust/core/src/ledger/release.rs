@@ -51,6 +51,7 @@ impl Ledger {
         seq.valid = [0; 2];
         seq.known = 0;
         seq.blocks.clear();
+        seq.hints.clear();
         seq.pending.clear();
         seq.pending_head = 0;
         seq.widths.clear();

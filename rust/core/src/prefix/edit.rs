@@ -6,6 +6,7 @@ use crate::blocks::{Blocks, common};
 use crate::ids::{BlockId, NodeId, PageIndex, Token};
 use crate::prefix::children::Place;
 use crate::prefix::policy::Usage;
+use crate::prefix::retain::Retention;
 use crate::prefix::{Node, Partial, Store, Tree};
 use crate::steps::Steps;
 
@@ -18,6 +19,7 @@ pub(crate) struct Incoming<'a> {
     pub tip: &'a [Token],
     pub draft_valid: bool,
     pub usage: Usage,
+    pub retention: Retention,
     pub partial: Option<Partial>,
 }
 
@@ -42,13 +44,19 @@ impl Tree {
     }
 
     /// Whether the one sequence that stands on a node may append to it in place.
-    pub(crate) fn can_append(&self, id: NodeId, draft_valid: bool, usage: Usage) -> bool {
+    pub(crate) fn can_append(
+        &self,
+        id: NodeId,
+        draft_valid: bool,
+        (usage, retention): (Usage, Retention),
+    ) -> bool {
         let node = self.node(id);
         node.pins == 1
             && node.children.is_empty()
             && !node.is_root()
             && node.draft_valid == draft_valid
             && node.usage.uses == usage.uses
+            && node.retention == retention
     }
 
     /// Appends blocks to a node for which [`Tree::can_append`] holds.
@@ -70,6 +78,7 @@ impl Tree {
         let mut node = Node::new(above.scope, parent, above.end(), incoming.draft_valid);
         node.partial = incoming.partial;
         node.usage = incoming.usage;
+        node.retention = incoming.retention;
         node.pins = 1;
         fill(&mut node, incoming, self.classes);
         self.cached += node.len();
@@ -77,6 +86,7 @@ impl Tree {
         let place = self.lower_bound(blocks, parent, incoming.draft_valid, &key);
         let head = self.head(blocks, incoming.draft_valid, &key);
         let id = NodeId::new(self.nodes.insert(node));
+        self.note_until(id);
         let above = self.node_mut(parent);
         above.pins -= 1;
         above.active_children += 1;
@@ -101,13 +111,14 @@ impl Tree {
         upper.last_use = node.last_use;
         upper.stamp = node.stamp;
         upper.usage = node.usage;
-        upper.priority = node.priority;
+        upper.retention = node.retention;
         upper.active_children = u32::from(node.is_active());
         upper.claimed = node.claimed.min(at);
         node.claimed -= upper.claimed;
         node.split_into(&mut upper, at, classes);
         let claimed = upper.claimed > 0;
         let upper = NodeId::new(self.nodes.insert(upper));
+        self.note_until(upper);
         if claimed {
             self.claims.push(upper);
         }
@@ -125,12 +136,13 @@ impl Tree {
             && lower.partial.is_none()
             && (upper.last_use, upper.stamp, upper.draft_valid)
                 == (lower.last_use, lower.stamp, lower.draft_valid)
-            && (upper.usage, upper.priority) == (lower.usage, lower.priority)
+            && (upper.usage, upper.retention) == (lower.usage, lower.retention)
     }
 
     /// Puts the blocks of `id` in front of those of its only child, which takes its place.
     pub(crate) fn merge(&mut self, id: NodeId, child: NodeId, blocks: &Blocks) {
         let (parent, scope) = (self.node(id).parent, self.node(id).scope);
+        self.forget_until(id);
         // The siblings' order does not change: the merged run begins with the same tokens.
         let place = self.place_of(parent, id, blocks);
         let upper = std::mem::replace(self.node_mut(id), Node::new(scope, NodeId::NONE, 0, true));
@@ -157,6 +169,7 @@ impl Tree {
 
     /// Removes a childless, inactive node that holds no block, and what is empty above it.
     pub(crate) fn remove(&mut self, id: NodeId, place: Place, steps: &Steps) {
+        self.forget_until(id);
         let (parent, scope) = (self.node(id).parent, self.node(id).scope);
         *self.node_mut(id) = Node::new(scope, NodeId::NONE, 0, true);
         self.nodes.free(id.get());

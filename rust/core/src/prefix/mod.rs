@@ -15,7 +15,8 @@
 //! | `protect.rs` | pins, and what they protect |
 //! | `evict.rs` | claims and eviction |
 //! | `leaves.rs` | the inactive leaves in the order of eviction |
-//! | `policy.rs` | what decides that order |
+//! | `policy/` | what decides that order |
+//! | `retain.rs` | priorities of blocks, and their end |
 
 mod children;
 mod drop;
@@ -27,15 +28,17 @@ mod leaves;
 mod node;
 mod policy;
 mod protect;
+mod retain;
 mod text;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub(crate) use edit::Incoming;
 pub(crate) use find::Found;
 pub(crate) use node::{Node, Partial};
 pub use policy::EvictionPolicy;
 pub(crate) use policy::Usage;
+pub(crate) use retain::Retention;
 pub(crate) use text::Key;
 
 use crate::blocks::Blocks;
@@ -70,6 +73,8 @@ pub(crate) struct Tree {
     pub growth: u32,
     /// Inactive nodes without children.
     leaves: Leaves,
+    /// When the retention of nodes ends, for those with an end.
+    expiries: BTreeSet<(i64, NodeId)>,
     /// In which order they are evicted.
     policy: Box<dyn Policy>,
     /// Nodes with claims.
@@ -92,6 +97,7 @@ impl Tree {
             tick: 0,
             growth: 1,
             leaves: Leaves::default(),
+            expiries: BTreeSet::new(),
             policy,
             claims: Vec::new(),
             evictable: 0,

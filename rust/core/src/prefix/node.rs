@@ -6,9 +6,7 @@ use crate::ids::{BlockId, NodeId, PageIndex, Token, count};
 use crate::prefix::children::Children;
 use crate::prefix::leaves::Leaf;
 use crate::prefix::policy::Usage;
-
-/// The priority of blocks without a hint.
-pub(crate) const DEFAULT_PRIORITY: u8 = 35;
+use crate::prefix::retain::Retention;
 
 /// What makes a node a partial block: the last tokens of a sequence that ended inside a block.
 /// Such a node holds exactly one block and never has children.
@@ -49,8 +47,8 @@ pub(crate) struct Node {
     pub stamp: u64,
     /// What the policy knows of its blocks.
     pub usage: Usage,
-    /// Blocks of lower priority are evicted first.
-    pub priority: u8,
+    /// How its blocks are to be kept.
+    pub retention: Retention,
     /// Leading blocks that a later item of the running call has claimed.
     pub claimed: u32,
 }
@@ -73,7 +71,7 @@ impl Node {
             last_use: 0,
             stamp: 0,
             usage: Usage::default(),
-            priority: DEFAULT_PRIORITY,
+            retention: Retention::DEFAULT,
             claimed: 0,
         }
     }
@@ -87,7 +85,7 @@ impl Node {
     /// Where the node, whose id is given, stands among the leaves.
     #[inline]
     pub(crate) fn leaf(&self, id: NodeId) -> Leaf {
-        Leaf::new(self.priority, self.usage.rank, self.last_use, id)
+        Leaf::new(self.retention.priority, self.usage.rank, self.last_use, id)
     }
 
     #[inline]
