@@ -109,13 +109,12 @@ def make_managers(
     max_tokens: int = 1024,
     max_batch_size: int = 16,
     reuse: bool = True,
+    mode: str = "draft_target_one_model",
 ) -> tkv.Managers:
     """Return managers whose pools hold `max_tokens` tokens, rounded down to whole blocks."""
     speculative = None
     if draft is not None:
-        speculative = tkv.SpeculativeConfig(
-            mode="draft_target_one_model", max_draft_len=max_draft_len
-        )
+        speculative = tkv.SpeculativeConfig(mode=mode, max_draft_len=max_draft_len)
     # Managers are not built for windows yet, so the plan says that such layers keep everything.
     keep_all = any(windows_of(model))
     plan = tkv.plan(

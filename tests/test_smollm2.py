@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -114,7 +115,8 @@ def test_chat_reuses_what_was_said(
 ) -> None:
     model, tokenizer = loaded
     engine = build(model, draft_layers=0, memory="64MiB", eos_token_ids=[tokenizer.eos_token_id])
-    converse(engine, tokenizer, ["What is the capital of France?", "And of Italy?"], 12)
+    said = ["What is the capital of France?", "And of Italy?"]
+    turns = converse(engine, tokenizer, said, 12)
     shown = capsys.readouterr()
     assert shown.out.splitlines() == [
         "The capital of France is Paris.",
@@ -122,7 +124,12 @@ def test_chat_reuses_what_was_said(
     ]
     first, second = shown.err.splitlines()
     assert first.startswith("(0 of 37 prompt tokens reused")
-    assert second.startswith("(44 of 59 prompt tokens reused")
+    assert second == "(44 of 59 prompt tokens reused, 0 of 0 drafted tokens accepted)"
+    # The end token of the first answer was sampled, and never run.
+    assert turns[0]["prompt_tokens"] + turns[0]["new_tokens"] - 1 == turns[1]["reused_tokens"]
+    again = converse(engine, tokenizer, said[:1], 12, show=False)
+    assert again == [{**turns[0], "reused_tokens": 36}]
+    assert capsys.readouterr() == ("", "")
 
 
 def test_chat_says_how_to_install_the_model(
@@ -146,11 +153,19 @@ def test_chat_reads_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     monkeypatch.setattr("tandemkv.cli.chat.load_smollm2", lambda: (None, _Tokenizer()))
     monkeypatch.setattr("tandemkv.integrations.engine.serve.build", lambda *_, **__: None)
-    monkeypatch.setattr("tandemkv.cli.chat.converse", lambda *args: heard.extend(args[2]))
+
+    def hear(*args: Any, show: bool) -> list[Any]:
+        heard.extend(args[2])
+        return [show]
+
+    monkeypatch.setattr("tandemkv.cli.chat.converse", hear)
     monkeypatch.delenv("TQDM_DISABLE", raising=False)
     result = CliRunner().invoke(chat, [], input=io.StringIO("Hello\n\n  there \n").getvalue())
     assert result.exit_code == 0, result.output
     assert heard == ["Hello", "there"]
+    assert result.output == ""
+    result = CliRunner().invoke(chat, ["--json", "--prompt", "Hi"])
+    assert json.loads(result.output) == {"turns": [False]}
 
 
 class _Tokenizer:

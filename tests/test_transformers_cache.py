@@ -159,6 +159,40 @@ def test_assisted_generation(name: str, tokens_per_block: int, draft_len: int) -
     assert_empty(managers)
 
 
+def test_assisted_generation_where_a_block_depends_on_the_next_token() -> None:
+    """A plan with lookahead publishes a block when the token after it is known, and reuses less."""
+    model = model_of("llama")
+    draft = make_draft(model)
+    draft.generation_config.num_assistant_tokens = 3
+    managers = make_managers(model, draft, tokens_per_block=4, max_draft_len=3, mode="two_model")
+    generator = PagedGenerator(model, managers, assistant_model=draft)
+    ids, _ = make_prompts(18)
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY)
+    for reused in (0, 17):
+        assert_equal(generator.generate(ids, **GREEDY), expected)
+        assert generator.report is not None
+        assert generator.report.reused_tokens == reused
+    other = ids.clone()
+    other[0, 12] += 1  # the block before it was told apart by this token
+    expected = model.generate(other, attention_mask=torch.ones_like(ids), **GREEDY)
+    assert_equal(generator.generate(other, **GREEDY), expected)
+    assert generator.report is not None
+    assert generator.report.reused_tokens == 11
+    assert_empty(managers)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    model = make_model("llama").to(dtype)
+    ids, mask = make_prompts(21, 12)
+    expected = model.generate(ids, attention_mask=mask, **GREEDY)
+    managers = make_managers(model)
+    output = PagedGenerator(model, managers).generate(ids, mask, **GREEDY)
+    assert torch.equal(output.sequences, expected.sequences)
+    for mine, theirs in zip(output.logits, expected.logits, strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_the_draft_finds_its_own_kv_on_reused_pages() -> None:
     """The draft's guesses on reused pages are those that it makes alone."""
     model = model_of("llama")

@@ -166,7 +166,7 @@ def test_the_copy_of_a_partial_block_matters(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(tkv.Managers, "run_moves", lambda self: len(self.moves()))
+        patch.setattr(tkv.Managers, "run_moves", lambda self, _: len(self.moves()))
         assert not scenario.passes()
 
 

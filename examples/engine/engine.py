@@ -20,6 +20,7 @@ import torch
 from tandemkv.errors import TandemkvError
 from tandemkv.integrations.engine.drafting import Draft, Drafter, DraftWork, NoDrafter
 from tandemkv.integrations.engine.runner import ModelRunner, Run
+from tandemkv.integrations.transformers.store import stream_of
 from tandemkv.managers import Batch, Managers
 
 
@@ -194,7 +195,8 @@ class Engine:
             work = self._schedule()
             batch = self._batch(work)
             granted = self.managers.prepare_resources(batch)
-        self.managers.run_moves()  # copies of partly shared blocks, before the models run
+        # Copies of partly shared blocks, before the models run.
+        self.managers.run_moves(stream_of(self.managers))
         runs = [item for item, ok in zip(work, granted, strict=True) if ok]
         self._admitted([item.request for item in runs if item.is_new])
         results, valid = self._run(runs)

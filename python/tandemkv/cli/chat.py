@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -44,8 +45,15 @@ SMOLLM2_LAYERS = 30
     metavar="SIZE",
     help="Memory for the KV of target and draft.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print the turns as JSON, when all are over.")
 def chat(
-    *, prompts: tuple[str, ...], max_new_tokens: int, draft_layers: int, draft_len: int, memory: str
+    *,
+    prompts: tuple[str, ...],
+    max_new_tokens: int,
+    draft_layers: int,
+    draft_len: int,
+    memory: str,
+    as_json: bool,
 ) -> None:
     """Talk to SmolLM2-135M on the CPU, its first layers drafting for all of them.
 
@@ -66,15 +74,29 @@ def chat(
         max_batch_size=1,
         eos_token_ids=[tokenizer.eos_token_id],
     )
-    converse(engine, tokenizer, prompts or _lines(), max_new_tokens)
+    turns = converse(engine, tokenizer, prompts or _lines(), max_new_tokens, show=not as_json)
+    if as_json:
+        click.echo(json.dumps({"turns": turns}, indent=2))
 
 
-def converse(engine: Any, tokenizer: Any, said: Iterable[str], max_new_tokens: int) -> None:
-    """Answer every text of `said` in turn, and report each turn on standard error."""
+def converse(
+    engine: Any, tokenizer: Any, said: Iterable[str], max_new_tokens: int, *, show: bool = True
+) -> list[dict[str, Any]]:
+    """Answer every text of `said` in turn, and return what each turn took.
+
+    Args:
+        engine: an `Engine` with no other requests.
+        tokenizer: the model's.
+        said: what the user says.
+        max_new_tokens: most tokens of an answer.
+        show: whether to print answers as they come, and each turn's report on standard error.
+    """
     from tandemkv.integrations.engine.engine import Request  # noqa: PLC0415 (needs torch)
     from tandemkv.integrations.engine.serve import chat_tokens  # noqa: PLC0415
 
     messages: list[dict[str, str]] = []
+    turns: list[dict[str, Any]] = []
+    before = (0, 0)
     for turn, text in enumerate(said):
         messages.append({"role": "user", "content": text})
         request = Request(turn, chat_tokens(tokenizer, messages), max_new_tokens)
@@ -83,16 +105,33 @@ def converse(engine: Any, tokenizer: Any, said: Iterable[str], max_new_tokens: i
             answer = tokenizer.decode(output.request.generated, skip_special_tokens=True)
             # A character may be spread over tokens; it is shown when it is whole.
             if not answer.endswith("\ufffd") or output.is_last:
-                click.echo(answer[len(shown) :], nl=False)
+                if show:
+                    click.echo(answer[len(shown) :], nl=False)
                 shown = answer
-        click.echo()
         messages.append({"role": "assistant", "content": shown})
-        stats = engine.stats
-        click.echo(
-            f"({request.reused[0]} of {len(request.prompt)} prompt tokens reused; of "
-            f"{stats.drafted_tokens} drafted tokens so far {stats.acceptance_rate:.0%} accepted)",
-            err=True,
-        )
+        drafted, accepted = engine.stats.drafted_tokens, engine.stats.accepted_tokens
+        took = {
+            "said": text,
+            "answer": shown,
+            "prompt_tokens": len(request.prompt),
+            "reused_tokens": request.reused[0],
+            "new_tokens": len(request.generated),
+            "drafted_tokens": drafted - before[0],
+            "accepted_draft_tokens": accepted - before[1],
+        }
+        before = (drafted, accepted)
+        turns.append(took)
+        if show:
+            click.echo()
+            click.echo(_report(took), err=True)
+    return turns
+
+
+def _report(took: dict[str, Any]) -> str:
+    return (
+        f"({took['reused_tokens']} of {took['prompt_tokens']} prompt tokens reused, "
+        f"{took['accepted_draft_tokens']} of {took['drafted_tokens']} drafted tokens accepted)"
+    )
 
 
 def _lines() -> Iterator[str]:

@@ -22,7 +22,8 @@ class GenerationReport:
         computed_tokens: tokens that the target ran: rows times columns of each forward.
         forwards: forwards of the target.
         new_tokens: tokens generated, of all rows.
-        rewound_tokens: tokens that ran and were given back; rejected drafts.
+        rewound_tokens: positions that a step had room for and gave back: rejected drafts, and
+            drafts that were not made.
     """
 
     prompt_tokens: int

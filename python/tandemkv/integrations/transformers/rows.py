@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemkv.integrations.transformers.errors import OutOfPagesError, PagedCacheError
+from tandemkv.integrations.transformers.store import stream_of
 from tandemkv.managers import Batch, Managers
 
 _serial = itertools.count()
@@ -290,7 +291,7 @@ class PagedRows:
         step = managers.begin_step()
         try:
             granted = managers.prepare_resources(batch, step)
-            managers.run_moves()
+            managers.run_moves(stream_of(managers))
         except BaseException:
             managers.complete_step(step)
             raise

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tandemkv.integrations.transformers.errors import PagedCacheError
+from tandemkv.managers import Managers
 from tandemkv.managers.views import RoleView
 
 Slots = tuple[torch.Tensor, torch.Tensor]
 """Page and offset in the page of tokens, int64 tensors of one shape."""
+
+
+def stream_of(managers: Managers) -> Any:
+    """Return the stream that models run on: torch's current one on a GPU, None on the CPU."""
+    device = managers.target.device
+    return None if device == "cpu" else torch.cuda.current_stream(device)
 
 
 class KvStore:
