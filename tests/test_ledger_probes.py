@@ -140,7 +140,7 @@ class TestFits:
 
 class TestNothingIsTouched:
     def test_questions_keep_nothing_alive(self, make: Any) -> None:
-        """Mooncake#2187, LMCache#1034: what is only asked about is evicted as if nobody had asked."""
+        """Mooncake#2187, LMCache#1034: what is only asked about is evicted as if it were not."""
         s = make(num_pages=(9,))
         s.serve(tokens(8))
         s.serve(tokens(8, 100))

@@ -252,7 +252,7 @@ class Engine:
             refusals = self.managers.refusals
             raise EngineError(f"nothing fits: {refusals}")
         victim = self.running.pop()
-        self.managers.free_resources(victim.name)
+        self.managers.preempt([victim.name])
         victim.preemptions += 1
         victim.prompt_left = 0
         self.stats.preemptions += 1

@@ -194,11 +194,11 @@ class Ledger:
         watermark_blocks: blocks per class that admissions leave to the growth of open sequences.
         lifetimes: how long each class keeps a token, as `resolve_lifetime` returned it; None: all
             classes are `full_attention`.
-        max_step_tokens: most tokens that a sequence runs in a step, which bounds what admission counts
-            for a window; 0: no bound known.
+        max_step_tokens: most tokens that a sequence runs in a step, which bounds what admission
+            counts for a window; 0: no bound known.
         num_blocks: block records of a ledger that publishes and has no full class; None otherwise.
-        snapshot_interval: a state is copied into the tree at histories that are multiples of so many
-            tokens (itself a multiple of `tokens_per_block`); 0: never.
+        snapshot_interval: a state is copied into the tree at histories that are multiples of so
+            many tokens (itself a multiple of `tokens_per_block`); 0: never.
         events: how many events about cached blocks are kept; 0 logs none.
         fingerprint: what keys name besides tokens and scope: weights, dtypes, layout.
         policy: in which order cached blocks are evicted: `lru`, `lfu` or `adaptive`; see
@@ -408,8 +408,8 @@ class Ledger:
     def dump(self) -> dict[str, Any]:
         """Return the whole state, readable.
 
-        `classes`: per class `free`, `fenced` as lists of pages (fenced: (page, stamp)) and `side`, the
-        side pages as (page, pins, stamp, covered), those in the queue first;
+        `classes`: per class `free`, `fenced` as lists of pages (fenced: (page, stamp)) and `side`,
+        the side pages as (page, pins, stamp, covered), those in the queue first;
         `nodes`: a list of dicts with `id`, `parent`, `scope`, `start` (ordinal of its first block),
         `tokens` (one list per block), `tip`, `covered` (of a partial block, else None),
         `draft_valid`, `pins`, `active_children`, `last_use`, `stamp`, `uses`, `rank`, `priority`,

@@ -52,6 +52,9 @@ enum Op {
     Match {
         item: Item,
     },
+    Victims {
+        need: i64,
+    },
     Moves,
     Updates {
         room: usize,
@@ -147,6 +150,7 @@ fn op() -> impl Strategy<Value = Op> {
         5 => (0_usize..5, prop::bool::weighted(0.8), seldom())
             .prop_map(|(which, publish, twice)| Op::Release { which, publish, twice }),
         2 => item().prop_map(|item| Op::Match { item }),
+        2 => (-1_i64..20).prop_map(|need| Op::Victims { need }),
         2 => Just(Op::Moves),
         1 => (0_usize..40).prop_map(|room| Op::Updates { room }),
         1 => Just(Op::Reset),
@@ -236,9 +240,11 @@ impl Driver {
                 let found = self.ledger.match_tokens(&item.prompt, item.scope, None);
                 if let Ok(usable) = found {
                     assert!(usable as usize <= item.prompt.len());
+                    self.explain(item, usable);
                 }
                 Outcome::Unchanged
             }
+            Op::Victims { need } => self.victims(*need),
             Op::Moves => {
                 self.ledger.take_moves();
                 assert!(self.ledger.pending_moves().is_empty());
@@ -296,6 +302,58 @@ impl Driver {
         }
     }
 
+    /// The missed ranges and the hit cover the prompt.
+    fn explain(&self, item: &Item, usable: u32) {
+        let report = self.ledger.explain_match(&item.prompt, item.scope, None);
+        let report = report.expect("what may be matched may be explained");
+        assert_eq!(report.usable, usable);
+        let mut at = report.hit;
+        for missed in &report.missed {
+            assert_eq!(missed.position, at);
+            assert!(missed.tokens > 0);
+            at += missed.tokens;
+        }
+        assert_eq!(at as usize, item.prompt.len());
+    }
+
+    /// A minimal choice: at least what one gives alone, nothing where all together give too little.
+    fn victims(&mut self, need: i64) -> Outcome {
+        let classes = self.ledger.num_classes();
+        let mut pages = vec![0; self.open.len() * classes];
+        self.ledger.reclaimable(&self.open, &mut pages).unwrap();
+        let mut chosen = vec![7; self.open.len()];
+        let needs = vec![need; classes];
+        let Ok(count) = self.ledger.victims(&self.open, &needs, &mut chosen) else {
+            assert!(need < 0);
+            return Outcome::Unchanged;
+        };
+        assert_eq!(
+            chosen
+                .iter()
+                .map(|&chosen| usize::from(chosen))
+                .sum::<usize>(),
+            count
+        );
+        let alone = pages
+            .chunks_exact(classes)
+            .map(|pages| *pages.iter().min().unwrap());
+        let sum: i64 = alone.clone().sum();
+        assert!(count > 0 || need == 0 || sum < need, "enough was there");
+        let free = |pages: &[i64]| pages.iter().all(|&pages| pages >= need);
+        if let Some(first) = self.open.first()
+            && need > 0
+            && free(&pages[..classes])
+        {
+            let expected: Vec<u8> = self
+                .open
+                .iter()
+                .map(|other| u8::from(other == first))
+                .collect();
+            assert_eq!(chosen, expected, "the first suffices");
+        }
+        Outcome::Unchanged
+    }
+
     fn admit(&mut self, step: usize, items: &[Item], stop_at_first: bool) -> Outcome {
         let config = self.ledger.config();
         let longest = config.max_seq_len as usize;
@@ -322,6 +380,10 @@ impl Driver {
         };
         let (mut handle, mut hit) = (vec![0; items.len()], vec![0; items.len()]);
         let step = self.step(step);
+        let (mut answer, mut alone) = (vec![0; items.len()], vec![0; items.len()]);
+        let before = self.ledger.digest();
+        let fits = self.ledger.fits(&batch, &mut answer, &mut alone);
+        assert_eq!(self.ledger.digest(), before, "fits changed the state");
         let Ok(count) = self
             .ledger
             .admit(step, &batch, stop_at_first, &mut handle, &mut hit)
@@ -334,6 +396,15 @@ impl Driver {
             .filter(|&handle| handle >= 0)
             .collect();
         assert_eq!(admitted.len(), count);
+        assert!(fits.is_ok());
+        if let (Some(&handle), Some(&answer)) = (handle.first(), answer.first()) {
+            assert_eq!(
+                handle.min(0),
+                answer.into(),
+                "the first is decided as if alone"
+            );
+            assert_eq!(hit[0], alone[0]);
+        }
         for ((handle, hit), prompt) in handle.iter().zip(&hit).zip(&prompts) {
             assert!((-4..0).contains(handle) || *handle >= 1 << 32);
             assert!((0..prompt.len()).contains(&usize::try_from(*hit).unwrap()));
