@@ -7,7 +7,7 @@ import pytest
 from managers_setup import new, run, small_managers, small_plan
 
 from tandemkv import build_managers
-from tandemkv.errors import BatchError, ConfigError, LedgerError
+from tandemkv.errors import BatchError, ConfigError, LedgerError, SequencesOpenError
 from tandemkv.managers import Batch
 
 P = 9
@@ -90,6 +90,21 @@ def test_media_leave_the_callers_prompt_alone(dtype: type) -> None:
     managers.free_resources("a")
     assert serve(managers, "b", media=[(3, 2, A), (5, 2, A)]) <= 5
     assert serve(managers, "c", media=[(3, 2, A), (5, 2, B)]) >= ALL - 1
+
+
+def test_an_adapter_that_was_unloaded_is_forgotten() -> None:
+    managers = small_managers(100)
+    own = {"adapters": ("lora", 1)}
+    serve(managers, "a", **own)
+    serve(managers, "b")
+    run(managers, new("open", PROMPT, **own), [[1]])
+    with pytest.raises(SequencesOpenError, match="1 sequences are open"):
+        managers.drop_scope(("lora", 1))
+    managers.free_resources("open")
+    managers.drop_scope(("lora", 1))
+    assert serve(managers, "c", **own) == 0
+    assert serve(managers, "d") >= ALL - 1
+    managers.drop_scope(("never", 1), "seen")
 
 
 def test_refused_requests_hold_nothing() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
-from tandemkv.errors import BatchError
+from tandemkv.errors import BatchError, SequencesOpenError
 
 if TYPE_CHECKING:
     from tandemkv.managers.admission import Admission
@@ -193,3 +193,17 @@ def interned(ledger: Ledger, admission: Admission) -> Iterator[None]:
             ledger.release_scope(scope)
         for reference in references:
             ledger.release_media(reference)
+
+
+def drop_scope(ledger: Ledger, adapter: Adapter | None, salt: Salt | None) -> None:
+    """Give up every cached block of requests with exactly these fields.
+
+    Raises:
+        SequencesOpenError: such requests are open; nothing was changed.
+    """
+    scope = ledger.intern_scope(adapter, salt)
+    try:
+        ledger.drop_scope(scope)
+    except SequencesOpenError:
+        ledger.release_scope(scope)
+        raise

@@ -18,6 +18,7 @@ from tandemkv.managers.admission import Refusal
 from tandemkv.managers.arrays import int_array, publish_flags
 from tandemkv.managers.batch import Batch, RequestIds
 from tandemkv.managers.dummies import Dummies
+from tandemkv.managers.identity import drop_scope
 from tandemkv.managers.limits import Limits
 from tandemkv.managers.moves import PageMover
 from tandemkv.managers.offsets import BlockOffsets
@@ -492,6 +493,20 @@ class Managers:
             lens = int_array("token_nums", token_nums, np.int64)
             self._limits.check_dummy_lens(ids, lens)
             return list(ids) if self._dummies.open(ids, lens, self._now) else None
+
+    def drop_scope(
+        self, adapter: tuple[int | str, int] | None = None, cache_salt: bytes | str | None = None
+    ) -> None:
+        """Forget what could be reused by requests with exactly this adapter and salt.
+
+        For an adapter that was unloaded or replaced, or a tenant that left.
+
+        Raises:
+            SequencesOpenError: such requests are open; nothing was changed.
+            LedgerError: an adapter or salt of another form than in a batch.
+        """
+        with self._lock:
+            drop_scope(self._ledger, adapter, cache_salt)
 
     def reset_reuse_state(self) -> None:
         """Forget everything that could be reused.

@@ -1,5 +1,6 @@
 //! The log of what becomes reusable and what no longer is: see `docs/identity.md`.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -126,10 +127,12 @@ impl EventLog {
     pub(crate) fn leave(&mut self, keys: impl Iterator<Item = BlockKey>) {
         let mut gone = Vec::new();
         for key in keys {
-            let copies = self.copies.get_mut(&key).expect("it entered");
-            *copies -= 1;
-            if *copies == 0 {
-                self.copies.remove(&key);
+            let Entry::Occupied(mut copies) = self.copies.entry(key) else {
+                panic!("a block leaves that never entered");
+            };
+            *copies.get_mut() -= 1;
+            if *copies.get() == 0 {
+                copies.remove();
                 gone.push(key);
             }
         }

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use tandemkv_core::ledger::{AdmitBatch, AdvanceBatch, Rows};
+use tandemkv_core::media::Media;
 use tandemkv_core::scope::{Salt, Scope};
 use tandemkv_core::window::Lifetime;
 use tandemkv_core::{EvictionPolicy, Ledger, LedgerConfig, LedgerError};
@@ -117,7 +118,8 @@ fn config() -> impl Strategy<Value = LedgerConfig> {
 /// Prompts over two tokens, so that prefixes collide; now and then an argument out of range.
 fn item() -> impl Strategy<Value = Item> {
     let scope = prop_oneof![8 => Just(0), 1 => Just(1), 1 => Just(-1), 1 => Just(-2)];
-    let token = prop_oneof![200 => 0_u32..2, 1 => Just(1 << 31)];
+    // The last one is the reference of the only item of media.
+    let token = prop_oneof![200 => 0_u32..2, 1 => Just(1 << 31), 8 => Just(u32::MAX)];
     (
         prop::collection::vec(token, 0..40),
         scope,
@@ -179,7 +181,9 @@ impl Driver {
     fn new(config: LedgerConfig) -> Self {
         let row = vec![vec![0; config.row_width() as usize]; config.num_pages.len()];
         let mirror = vec![row; config.max_sequences as usize];
-        let mut ledger = Ledger::new(config).expect("the strategy makes valid configurations");
+        let ledger = Ledger::new(config).expect("the strategy makes valid configurations");
+        // `validate` compares what the log counts with the tree.
+        let mut ledger = ledger.with_events(8);
         let salt = Some(Salt::Bytes(vec![7]));
         assert_eq!(
             ledger.intern_scope(Scope {
@@ -188,6 +192,8 @@ impl Driver {
             }),
             1
         );
+        let (digest, length) = ([9; 32], 3);
+        assert_eq!(ledger.intern_media(Media { digest, length }), Ok(u32::MAX));
         let (open, closed) = (Vec::new(), Vec::new());
         Self {
             ledger,

@@ -23,6 +23,9 @@ use crate::{probe, views};
 /// millisecond, and releasing costs more than it gives.
 const DETACH_TOKENS: usize = 1 << 20;
 
+/// The same for calls that hash tokens, at about 30 ns each.
+const DETACH_HASHED_TOKENS: usize = 1 << 15;
+
 /// The ledger behind one lock.
 #[pyclass(name = "Ledger", module = "tandemkv._core", frozen)]
 pub struct PyLedger(Mutex<Ledger>);
@@ -337,7 +340,14 @@ impl PyLedger {
     ) -> PyResult<Bound<'py, PyAny>> {
         let scope = scope.get(py, "scope", SCOPE)?;
         let tokens = Tokens::new(tokens, &"tokens", 1)?;
-        let result = self.lock(py)?.keys(tokens.slice(), scope);
+        let mut guard = self.lock(py)?;
+        let (ledger, slice) = (&mut *guard, tokens.slice());
+        let result = if slice.len() >= DETACH_HASHED_TOKENS {
+            py.detach(move || ledger.keys(slice, scope))
+        } else {
+            ledger.keys(slice, scope)
+        };
+        drop(guard);
         let given = |_, position| tokens.original(position);
         let keys = converted(py, result.map_err(|error| as_given(error, given)))?;
         events::keys(py, &keys).map(Bound::into_any)
@@ -345,7 +355,12 @@ impl PyLedger {
 
     fn block_keys<'py>(&self, py: Python<'py>, handle: Integer) -> PyResult<Bound<'py, PyAny>> {
         let handle = handle.get(py, "handle", HANDLE)?;
-        let keys = converted(py, self.lock(py)?.block_keys(handle))?;
+        let mut guard = self.lock(py)?;
+        let ledger = &mut *guard;
+        // How many have to be hashed is not known before.
+        let keys = py.detach(|| ledger.block_keys(handle));
+        drop(guard);
+        let keys = converted(py, keys)?;
         events::keys(py, &keys).map(Bound::into_any)
     }
 
@@ -364,9 +379,11 @@ impl PyLedger {
 
     fn event_snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let ((number, runs), size) = {
-            let ledger = self.lock(py)?;
-            let snapshot = converted(py, ledger.event_snapshot())?;
-            (snapshot, ledger.config().tokens_per_block)
+            let mut guard = self.lock(py)?;
+            let ledger = &mut *guard;
+            // It reads every cached token.
+            let snapshot = converted(py, py.detach(move || ledger.event_snapshot()))?;
+            (snapshot, guard.config().tokens_per_block)
         };
         events::snapshot(py, number, &runs, size)
     }
