@@ -16,6 +16,9 @@ from reference.binding import CoreLedger
 from reference.state import Config, cdiv
 from reference.state import Request as Item
 
+# Classes in which a new block takes a page.
+GROWING = {"full_attention", "sliding_window", "chunked_attention"}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -68,9 +71,10 @@ class Request:
 class Workload:
     """Random requests: turns of conversations over a few system prompts."""
 
-    def __init__(self, config: Config, rng: random.Random) -> None:
+    def __init__(self, config: Config, rng: random.Random, scopes: tuple[int, ...]) -> None:
         self.config = config
         self.rng = rng
+        self.scopes = scopes
         longest = config.max_seq_len
         self.systems = [self.text(rng.randint(1, longest // 3)) for _ in range(4)]
         self.histories: deque[list[int]] = deque(maxlen=8)
@@ -88,7 +92,7 @@ class Workload:
         if self.config.has_draft:
             # On time, late, or not at all.
             draft_from = rng.choice((0, 0, 0, rng.randint(0, len(prompt)), -1))
-        return Request(prompt, total, rng.choice((0, 0, 0, 0, -1)), draft_from)
+        return Request(prompt, total, rng.choice(self.scopes), draft_from)
 
 
 class Simulation:
@@ -102,8 +106,9 @@ class Simulation:
         self.config = config
         self.options = options
         self.rng = random.Random(seed)
-        self.workload = Workload(config, self.rng)
         self.ledger = CoreLedger(config)
+        adapter = self.ledger.intern_scope(("sql", 1))
+        self.workload = Workload(config, self.rng, (0, 0, 0, adapter, -1))
         self.left = count  # requests still to come
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission
@@ -245,11 +250,14 @@ class Simulation:
         tokens = request.scheduled + width + self.config.extra_tokens
         blocks = self.ledger.sequence(request.handle)["blocks"]
         need = cdiv(tokens, self.config.tokens_per_block) - blocks
+        lifetimes = self.config.lifetimes or (("full_attention", 0, 0),) * len(
+            self.config.num_pages
+        )
         missing = []
-        for pages in self.ledger.stats()["classes"]:
+        for pages, (kind, _, _) in zip(self.ledger.stats()["classes"], lifetimes, strict=True):
             # What is fenced, or cached behind a fence, comes back by itself.
             coming = pages["free"] + pages["fenced"] + pages["cached"] - pages["protected"]
-            missing.append(max(need - coming, 0))
+            missing.append(max(need - coming, 0) if kind in GROWING else 0)
         younger = self.running[self.running.index(request) + 1 :][::-1]
         count, chosen = self.ledger.victims([other.handle for other in younger], missing)
         # With a step in flight it may want more than its worst case: it waits for the result then.

@@ -19,11 +19,11 @@ ENGINES = {
     "plain": (Config(**SMALL), Options()),
     "pair, overlapping": (Config(**SMALL, **DRAFT), Options(depth=2)),
     "watermark, three steps": (
-        Config(**SMALL, **DRAFT, watermark_blocks=4),
+        Config(**SMALL, **DRAFT, watermark_blocks=4, policy="adaptive"),
         Options(depth=3, skipped=0.1),
     ),
     "two classes, whole blocks": (
-        Config(**{**SMALL, "num_pages": (41, 37)}, partial_reuse=False),
+        Config(**{**SMALL, "num_pages": (41, 37)}, partial_reuse=False, policy="lfu"),
         Options(depth=2, aborted=0.02),
     ),
     "one stream, no reuse": (
