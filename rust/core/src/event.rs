@@ -163,3 +163,38 @@ impl EventLog {
         Ok(self.events.iter().skip(seen))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_and_the_last_copy_are_logged() {
+        let mut log = EventLog::new(2);
+        let (a, b) = ([1; 32], [2; 32]);
+        assert!(log.enter(&a));
+        assert!(!log.enter(&a));
+        assert!(log.enter(&b));
+        log.leave([a, b].into_iter());
+        log.reason = Reason::Dropped;
+        log.leave([a].into_iter());
+        let removed = |number, key, reason| Event {
+            number,
+            kind: EventKind::Removed {
+                keys: vec![key],
+                reason,
+            },
+        };
+        let logged: Vec<Event> = log.after(0).unwrap().cloned().collect();
+        let expected = [
+            removed(1, b, Reason::Evicted),
+            removed(2, a, Reason::Dropped),
+        ];
+        assert_eq!(logged, expected);
+        assert_eq!((log.keys_count(), log.copies(&a)), (0, 0));
+        log.clear();
+        assert_eq!(log.after(1).unwrap().count(), 2);
+        assert!(log.after(0).is_err());
+        assert!(log.after(4).is_err());
+    }
+}

@@ -143,3 +143,43 @@ impl<T: Ord> Interned<T> {
         assert_eq!(all, every, "every number is free or in use");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_freed_when_nothing_has_them() {
+        let mut numbers: Interned<usize> = Interned::new(0);
+        for value in 0..16 {
+            assert!(!numbers.is_sweep_due());
+            assert_eq!(numbers.insert(value) as usize, value);
+        }
+        assert!(numbers.is_sweep_due());
+        numbers.hold(3);
+        numbers.sweep(|number| number == 5);
+        numbers.validate();
+        assert_eq!((numbers.find(&3), numbers.find(&5)), (Some(3), Some(5)));
+        assert_eq!((numbers.find(&4), numbers.is_held(5)), (None, false));
+        // The smallest free number first, whatever it was before.
+        assert_eq!((numbers.insert(100), numbers.insert(101)), (0, 1));
+        assert!(!numbers.release(3));
+        assert!(!numbers.is_held(3));
+        numbers.validate();
+    }
+
+    #[test]
+    fn a_sweep_waits_for_as_many_numbers_as_it_left() {
+        let mut numbers: Interned<usize> = Interned::new(0);
+        for value in 0..40 {
+            numbers.insert(value);
+        }
+        numbers.sweep(|_| true);
+        for value in 40..79 {
+            numbers.insert(value);
+            assert!(!numbers.is_sweep_due());
+        }
+        numbers.insert(79);
+        assert!(numbers.is_sweep_due());
+    }
+}
