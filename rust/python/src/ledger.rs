@@ -21,7 +21,7 @@ use crate::{probe, views};
 
 /// Tokens in one call from which the GIL is released: below that a call takes less than a
 /// millisecond, and releasing costs more than it gives.
-const DETACH_TOKENS: usize = 1 << 20;
+pub(crate) const DETACH_TOKENS: usize = 1 << 20;
 
 /// The same for calls that hash tokens, at about 30 ns each.
 const DETACH_HASHED_TOKENS: usize = 1 << 15;

@@ -7,7 +7,7 @@ use tandemkv_core::ledger::{BlocksBatch, MatchReport, MissReason};
 use crate::arguments::{Requests, as_given};
 use crate::buffers::{Input, Memory, Output, disjoint};
 use crate::errors::misuse;
-use crate::ledger::{PyLedger, converted};
+use crate::ledger::{DETACH_TOKENS, PyLedger, converted};
 
 pub fn fits(
     py: Python<'_>,
@@ -22,9 +22,14 @@ pub fn fits(
     disjoint(py, &outputs, &requests.memory())?;
     let slices = requests.prompts.slices(py)?;
     let batch = requests.batch(&slices);
-    let result = ledger
-        .lock(py)?
-        .fits(&batch, answer.slice_mut(), hit.slice_mut());
+    let (answer, hit) = (answer.slice_mut(), hit.slice_mut());
+    let guard = ledger.lock(py)?;
+    let ledger = &*guard;
+    let result = if slices.iter().map(|prompt| prompt.len()).sum::<usize>() >= DETACH_TOKENS {
+        py.detach(|| ledger.fits(&batch, answer, hit))
+    } else {
+        ledger.fits(&batch, answer, hit)
+    };
     let given = |item, position| requests.prompts.original(item, position);
     converted(py, result.map_err(|error| as_given(error, given)))
 }
