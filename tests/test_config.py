@@ -53,6 +53,7 @@ def refused(call: Any, field: str, *words: str) -> None:
         ({"enable_block_reuse": 1}, "enable_block_reuse"),
         ({"enable_partial_reuse": None}, "enable_partial_reuse"),
         ({"eviction_policy": "fifo"}, "eviction_policy"),
+        ({"max_pinned_fraction": 1.5}, "max_pinned_fraction"),
     ],
 )
 def test_a_cache_config_refuses(change: dict[str, object], field: str):

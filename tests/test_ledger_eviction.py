@@ -175,6 +175,60 @@ def test_a_hint_out_of_range_changes_nothing():
         assert one.ledger.digest() == before
 
 
+def test_existence_probes_never_extend_a_lease():
+    """Mooncake#2187: probing every key renewed all leases, and nothing could be evicted."""
+    for engine in ENGINES:
+        one = build(engine, max_leased_blocks=2, num_pages=(4,))
+        use(one, A, B)
+        assert one.ledger.pin(A, 0, 10.0, -1) == (1, 4)
+        assert one.stats()["pinned_blocks"] == 1
+        for now in range(1, 10):
+            use_at(one, float(now), C)
+            assert cached(one) == [A, C], "the lease holds, and A is not evicted"
+        assert one.match(A) == 4
+        use_at(one, 10.0, C, D)
+        assert cached(one) == [C, D]
+        assert one.ledger.unpin(1) is False
+        assert one.stats()["leases"] == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_leases_hold_at_most_their_share_and_count_shared_blocks_once(engine: str):
+    one = build(engine, max_leased_blocks=2, num_pages=(9,))
+    use(one, A + B, A + C, D)
+    assert one.ledger.pin((7, 7, 7, 7), 0, float("inf"), -1) == (0, 0)
+    assert one.ledger.pin(A + B, 0, float("inf"), -1) == (1, 8)
+    assert one.ledger.pin(A, 0, float("inf"), -1) == (2, 4), "inside the first lease"
+    assert one.ledger.pin(A + C, 0, float("inf"), -1) == (-1, 0), "one block too many"
+    assert one.stats()["pinned_blocks"] == 2
+    assert one.stats()["refused_leases"] == 1
+    assert one.ledger.unpin(1) is True
+    assert one.stats()["pinned_blocks"] == 1, "A is still leased, B is not"
+    assert one.ledger.pin(A + C, 0, float("inf"), -1) == (3, 8)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_lease_takes_nothing_that_a_prompt_was_promised(engine: str):
+    one = build(engine, max_leased_blocks=4, num_pages=(5,))
+    use(one, A)
+    step = one.begin()
+    prompt = tokens(15, 500)
+    one.admit(step, prompt, first=4)  # one page now, three promised: two free ones and A's
+    assert one.ledger.pin(A, 0, float("inf"), -1) == (-1, 0)
+
+
+def test_misuse_of_leases_is_an_error():
+    one = build("core", max_leased_blocks=4)
+    use(one, A)
+    one.ledger.begin_step(5.0)
+    for until in (5.0, 4.0, float("nan")):
+        with pytest.raises(LedgerError, match="must be a number above 5"):
+            one.ledger.pin(A, 0, until, -1)
+    for lease in (0, 1, -1):
+        with pytest.raises(LedgerError, match=f"lease {lease} was never given"):
+            one.ledger.unpin(lease)
+
+
 def test_an_unknown_policy_is_refused_by_name():
     with pytest.raises(
         LedgerError, match="policy is 'fifo', must be one of 'lru', 'lfu', 'adaptive'"

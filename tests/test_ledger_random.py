@@ -21,6 +21,7 @@ EXPECTED_OUTCOMES = {
     *(f"{name} error" for name in ("release", "reset_reuse_state")),
     *(f"admit {reason}" for reason in (-1, -2, -3, -4)),
     *("grow refused", "moves queued", "updates too small", "retain", "retain error"),
+    *("pin", "pin error", "unpin", "unpin error"),
     *("intern_scope", "release_scope", "drop_scope", "intern_media", "release_media"),
     *("release_scope error", "drop_scope error", "intern_media error", "release_media error"),
     *("match error", "scope number freed", "media number freed"),
@@ -39,7 +40,14 @@ EXPECTED_OUTCOMES = {
 EXPECTED_COUNTERS = {
     *("hit_tokens", "target_only_hits", "published_blocks", "rebased_blocks", "evicted_blocks"),
     *(f"missed_{reason}_tokens" for reason in ("private", "text", "last", "copy")),
-    *("copied_blocks", "grown_blocks", "accepted_tokens", "rewound_tokens", "released"),
+    *(
+        "copied_blocks",
+        "grown_blocks",
+        "accepted_tokens",
+        "rewound_tokens",
+        "refused_leases",
+        "released",
+    ),
     *("forked", "refused_forks"),
 }
 

@@ -43,6 +43,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pair.apply(*operations.grow(self.pair, pick_from(data)))
 
     @rule(data=DATA)
+    def lease(self, data: st.DataObject) -> None:
+        pick = pick_from(data)
+        kind = (operations.pin, operations.unpin)[pick(0, 1)]
+        self.pair.apply(*kind(self.pair, pick))
+
+    @rule(data=DATA)
     def retain(self, data: st.DataObject) -> None:
         self.pair.apply(*operations.retain(self.pair, pick_from(data)))
 

@@ -203,6 +203,7 @@ class Ledger:
         fingerprint: what keys name besides tokens and scope: weights, dtypes, layout.
         policy: in which order cached blocks are evicted: `lru`, `lfu` or `adaptive`; see
             `docs/eviction.md`.
+        max_leased_blocks: most blocks that leases (`pin`) may protect together.
     """
 
     def __new__(
@@ -221,6 +222,7 @@ class Ledger:
         same_stream: bool = False,
         watermark_blocks: int = 0,
         policy: str = "lru",
+        max_leased_blocks: int = 0,
         lifetimes: Sequence[_Lifetime] | None = None,
         max_step_tokens: int = 0,
         num_blocks: int | None = None,
@@ -272,6 +274,20 @@ class Ledger:
         `tokens` has `count[i]` tokens per sequence: in the rows of `[n, m]`, or one after the other
         in `[sum(count)]`.
         """
+    def pin(
+        self,
+        tokens: _Tokens,
+        scope: int = 0,
+        until: float = ...,
+        draft_from: int | None = None,
+    ) -> tuple[int, int]:
+        """Protect what is cached of `tokens` until the clock reaches `until`, or until `unpin`.
+
+        Return the lease and the tokens it protects; (0, 0) if nothing is cached, (-1, 0) if leases
+        or what runs would need too much of the pool.
+        """
+    def unpin(self, lease: int) -> bool:
+        """End a lease; False if it had ended before."""
     def retain(
         self, handle: _I64, start: _I64, end: _I64, priority: _I32, duration_ms: _I64
     ) -> None:
@@ -392,7 +408,7 @@ class Ledger:
 
         `classes`: a list with `total`, `reserved`, `free`, `fenced`, `live`, `cached`, and parts of
         cached: `protected`, `evictable`, per class; `open_sequences`, `promised`, `open_steps`,
-        `newest_step`, `nodes`, `cached_blocks`, and the counters `admitted`, `forked`,
+        `newest_step`, `nodes`, `cached_blocks`, `leases`, `pinned_blocks` and the counters `admitted`, `forked`,
         `refused_forks`, `refused_now`, `refused_never`, `refused_rows`, `prompt_tokens`,
         `hit_tokens`, `missed_private_tokens`, `missed_text_tokens`, `missed_last_tokens`,
         `missed_copy_tokens`, `target_only_hits`, `published_blocks`, `rebased_blocks`,

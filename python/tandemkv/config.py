@@ -122,6 +122,8 @@ class KvCacheConfig:
         enable_partial_reuse: whether a hit may end inside a block; of no effect without
             `enable_block_reuse`.
         eviction_policy: in which order cached blocks are evicted: `lru`, `lfu` or `adaptive`.
+        max_pinned_fraction: how much of the pool leases on cached prefixes may protect together, as
+            a fraction; None: there are no leases.
 
     Sizes are ints in bytes or strings such as `"40GiB"`; see `parse_size`. They are stored in
     bytes.
@@ -150,6 +152,7 @@ class KvCacheConfig:
     enable_block_reuse: bool
     enable_partial_reuse: bool
     eviction_policy: EvictionPolicy
+    max_pinned_fraction: Fraction | None
 
     def __init__(
         self,
@@ -171,6 +174,7 @@ class KvCacheConfig:
         enable_block_reuse: bool = True,
         enable_partial_reuse: bool = True,
         eviction_policy: EvictionPolicy = "lru",
+        max_pinned_fraction: Fraction | float | str | None = None,
     ) -> None:
         device_bytes = parse_size(max_gpu_total_bytes, "max_gpu_total_bytes")
         if device_bytes == 0:
@@ -229,6 +233,11 @@ class KvCacheConfig:
             "enable_block_reuse": _check_bool("enable_block_reuse", enable_block_reuse),
             "enable_partial_reuse": _check_bool("enable_partial_reuse", enable_partial_reuse),
             "eviction_policy": check_policy("eviction_policy", eviction_policy),
+            "max_pinned_fraction": (
+                None
+                if max_pinned_fraction is None
+                else to_fraction("max_pinned_fraction", max_pinned_fraction)
+            ),
         }
         for field, value in values.items():
             object.__setattr__(self, field, value)
@@ -243,8 +252,10 @@ class KvCacheConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, sizes in bytes; a fraction as `19/20`."""
-        limit = self.max_util_for_resume
-        return {**asdict(self), "max_util_for_resume": None if limit is None else str(limit)}
+        return {
+            name: str(value) if isinstance(value, Fraction) else value
+            for name, value in asdict(self).items()
+        }
 
 
 @dataclass(frozen=True, init=False)

@@ -94,6 +94,14 @@ class CoreLedger:
     def explain_match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> dict[str, Any]:
         return self.core.explain_match(np.array(tokens, dtype=self.dtype), scope, draft_from)
 
+    def pin(
+        self, tokens: tuple[int, ...], scope: int, until: float, draft_from: int
+    ) -> tuple[int, int]:
+        return self.core.pin(np.array(tokens, dtype=self.dtype), scope, until, draft_from)
+
+    def unpin(self, lease: int) -> bool:
+        return self.core.unpin(lease)
+
     def retain(self, items: list[tuple[int, int, int, int, int]]) -> None:
         columns = list(zip(*items, strict=True)) if items else [[]] * 5
         handle, start, end, priority, duration_ms = (list(column) for column in columns)

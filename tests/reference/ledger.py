@@ -13,6 +13,7 @@ from reference.admission import Admitting
 from reference.fork import Forks
 from reference.identity import PLAIN_SCOPE, Identity, Numbers
 from reference.keys import Keys
+from reference.leases import Lease, Leasing
 from reference.lifetimes import CROSS, FULL, STATE, Lifetime
 from reference.policies import POLICIES
 from reference.pools import Pools
@@ -26,7 +27,17 @@ from reference.tree import Block, Tree
 
 
 class ReferenceLedger(
-    Pools, Admitting, Running, Forks, Publishing, Identity, Keys, Reading, Retaining, Probes
+    Pools,
+    Admitting,
+    Running,
+    Forks,
+    Publishing,
+    Identity,
+    Keys,
+    Reading,
+    Retaining,
+    Leasing,
+    Probes,
 ):
     """See ledger.md, groups.md and identity.md in docs: each method is one of their sections."""
 
@@ -40,6 +51,8 @@ class ReferenceLedger(
         self.fenced: list[tuple[int, int]] = []  # (class, stamp), one per page
         self.sequences: dict[int, Sequence] = {}  # by row
         self.generations = [0] * config.max_sequences
+        self.leases: dict[int, Lease] = {}
+        self.newest_lease = 0
         self.copies: list[Copy] = []  # those not yet completed
         self.copy_step = 0  # the newest step that copies were queued for
         self.queued_moves: list[tuple[int, tuple[int, int, int, int]]] = []  # (step, move)
@@ -83,6 +96,7 @@ class ReferenceLedger(
 
     def begin_step(self, now: float) -> int:
         require(now >= self.now, "now went backwards")
+        self.end_leases(now)
         self.now = now
         self._end_hints()
         self.newest += 1

@@ -248,6 +248,22 @@ def grow(pair: Comparison, pick: Pick) -> Operation:
     return ("grow", step, _repeat_one(pick, items), pick(0, 3) == 3)
 
 
+def pin(pair: Comparison, pick: Pick) -> Operation:
+    """Lease a prefix for a while, or for good; now and then until a time that has passed."""
+    _, tokens, scope, draft_from = match(pair, pick)
+    now = max(pair.model.now, 0.0)
+    until = (float("inf"), now + pick(1, 4), now + pick(-1, 1))[pick(0, 20) // 10]
+    return ("pin", tokens, scope, until, draft_from)
+
+
+def unpin(pair: Comparison, pick: Pick) -> Operation:
+    """End a lease; now and then one that has ended, or that never was."""
+    leases = sorted(pair.model.leases)
+    if not leases or pick(0, 9) == 9:
+        return ("unpin", pick(-1, pair.model.newest_lease + 1))
+    return ("unpin", leases[pick(0, len(leases) - 1)])
+
+
 def retain(pair: Comparison, pick: Pick) -> Operation:
     """Hint at ranges of open sequences; now and then with a number out of range."""
     sequences, longest = list(pair.model.sequences.values()), pair.config.max_seq_len
@@ -413,6 +429,8 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     admit: 20,
     fork: 6,
     retain: 8,
+    pin: 6,
+    unpin: 5,
     grow: 20,
     advance: 30,
     release: 14,

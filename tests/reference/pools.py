@@ -77,6 +77,7 @@ class Pools:
     def protected(self: ReferenceLedger) -> set[int]:
         """Return the `id()` of every block that a sequence or a pending copy needs."""
         ends = [seq.node for seq in self.sequences.values()] + [copy.block for copy in self.copies]
+        ends += [lease.block for lease in self.leases.values()]
         return {id(block) for end in ends if end is not None for block in end.path()}
 
     def is_pinned(self: ReferenceLedger, cls: int, block: Block) -> bool:

@@ -95,9 +95,15 @@ class Probes:
         """Count the pages per class that nobody else holds, were all copies in flight completed."""
         others = [seq for seq in self.sequences.values() if seq not in released]
         return [
-            len(self._held(released, cls) - self._held(others, cls))
+            len(self._held(released, cls) - self._held(others, cls) - self._leased_pages(cls))
             for cls in range(self.num_classes)
         ]
+
+    def _leased_pages(self: ReferenceLedger, cls: int) -> set[int]:
+        """Return the pages of a class that leases protect."""
+        if cls not in self.full_classes:
+            return set()
+        return {block.pages[cls] for held in self.leases.values() for block in held.block.path()}
 
     def _held(self: ReferenceLedger, sequences: list[Sequence], cls: int) -> set[int]:
         """Return the pages of a class that sequences own or protect."""

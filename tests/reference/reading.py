@@ -100,6 +100,8 @@ class Reading:
             "open_steps": len(self.open_steps),
             "newest_step": self.newest,
             "cached_blocks": len(self.tree.blocks),
+            "leases": len(self.leases),
+            "pinned_blocks": len(self.leased()),
             **{name: self.counters[name] for name in COUNTERS},
         }
 
@@ -121,3 +123,6 @@ class Reading:
             self._give_up_cached(block, protected)
         self.tree.blocks = [block for block in self.tree.blocks if id(block) not in gone]
         self.copies = [copy for copy in self.copies if id(copy.block) not in gone]
+        self.leases = {
+            name: lease for name, lease in self.leases.items() if id(lease.block) not in gone
+        }

@@ -15,7 +15,7 @@ COUNTERS = (
     *("target_only_hits", "published_blocks", "rebased_blocks", "evicted_blocks", "copied_blocks"),
     *("grown_blocks", "refused_grows", "accepted_tokens", "rewound_tokens", "released"),
     *("evicted_side_pages", "snapshots"),
-    *("forked", "refused_forks"),
+    *("forked", "refused_forks", "refused_leases"),
     *(f"missed_{reason}_tokens" for reason in ("private", "text", "last", "copy")),
 )
 
@@ -58,6 +58,7 @@ class Config:
     num_blocks: int | None = None
     snapshot_interval: int = 0
     watermark_blocks: int = 0
+    max_leased_blocks: int = 0
     policy: str = "lru"
     events: int = 0
     fingerprint: bytes = b""

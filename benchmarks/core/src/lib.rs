@@ -48,6 +48,7 @@ impl Setup {
             partial_reuse: true,
             same_stream: false,
             watermark_blocks: 0,
+            max_leased_blocks: 0,
             policy: EvictionPolicy::Lru,
         })
         .expect("a valid configuration")

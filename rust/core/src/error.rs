@@ -86,6 +86,20 @@ pub enum LedgerError {
         /// What was given before.
         last: u64,
     },
+    /// A lease that would not hold at all. Both are the bits of a float.
+    #[error("until is {}, must be a number above {}, the newest step's now", f64::from_bits(*until), f64::from_bits(*now))]
+    Until {
+        /// What was given.
+        until: u64,
+        /// The clock.
+        now: u64,
+    },
+    /// A number that no lease ever had.
+    #[error("lease {lease} was never given")]
+    UnknownLease {
+        /// The number.
+        lease: i64,
+    },
     /// A step that was already widened for this sequence, or is older than one that was.
     #[error("handle[{item}] already has a width for step {recorded}, cannot grow for step {step}")]
     StepAlreadyGrown {
@@ -220,6 +234,8 @@ impl LedgerError {
             Self::RepeatedHandle { .. } => "repeated_handle",
             Self::StepNotOpen { .. } => "step_not_open",
             Self::Clock { .. } => "clock_backwards",
+            Self::Until { .. } => "until",
+            Self::UnknownLease { .. } => "unknown_lease",
             Self::StepAlreadyGrown { .. } => "step_already_grown",
             Self::StepNotGrown { .. } => "step_not_grown",
             Self::StepInFlight { .. } => "step_in_flight",
@@ -277,7 +293,8 @@ impl LedgerError {
                     ("open", open as i128),
                 ]
             }
-            Self::Clock { .. } | Self::EventsOff => vec![],
+            Self::Clock { .. } | Self::Until { .. } | Self::EventsOff => vec![],
+            Self::UnknownLease { lease } => vec![("lease", lease.into())],
             Self::StepAlreadyGrown {
                 item,
                 step,

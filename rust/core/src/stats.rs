@@ -82,6 +82,8 @@ counters! {
     accepted_tokens,
     /// Tokens that ran and were not kept.
     rewound_tokens,
+    /// Leases refused.
+    refused_leases,
     /// Sequences released.
     released,
 }
@@ -103,6 +105,10 @@ pub struct Stats {
     pub nodes: u32,
     /// Blocks of the prefix tree.
     pub cached_blocks: u32,
+    /// Leases that hold.
+    pub leases: u32,
+    /// Blocks of the prefix tree that leases protect.
+    pub pinned_blocks: u32,
     /// Counters since the start.
     pub counters: Counters,
 }

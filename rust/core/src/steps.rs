@@ -28,13 +28,19 @@ impl Steps {
         }
     }
 
-    pub(crate) fn begin(&mut self, now: f64) -> Result<u64, LedgerError> {
+    /// Checks that the clock may go to `now`.
+    pub(crate) fn check_clock(&self, now: f64) -> Result<(), LedgerError> {
         if now.is_nan() || now < self.now {
             return Err(LedgerError::Clock {
                 now: now.to_bits(),
                 last: self.now.to_bits(),
             });
         }
+        Ok(())
+    }
+
+    pub(crate) fn begin(&mut self, now: f64) -> Result<u64, LedgerError> {
+        self.check_clock(now)?;
         self.now = now;
         self.newest += 1;
         self.open.push_back(self.newest);

@@ -109,6 +109,7 @@ fn config() -> impl Strategy<Value = LedgerConfig> {
                     partial_reuse,
                     same_stream,
                     watermark_blocks,
+                    max_leased_blocks: 0,
                     policy,
                 }
             },

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use crate::errors::misuse;
 
 pub const HANDLE: &str = "a handle that admit gave";
+pub const LEASE: &str = "a lease that pin gave";
 pub const SCOPE: &str = "a scope that intern_scope gave";
 pub const MEDIA: &str = "a reference that intern_media gave";
 pub const FROM_MINUS_ONE: &str = "in -1..=2147483647";

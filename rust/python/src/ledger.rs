@@ -16,7 +16,9 @@ use crate::cost::{LifetimeTuple, to_lifetime};
 use crate::errors::{ledger_error, misuse};
 use crate::events;
 use crate::identity;
-use crate::integer::{FROM_MINUS_ONE, FROM_ONE, FROM_ZERO, HANDLE, Integer, MEDIA, PAGES, SCOPE};
+use crate::integer::{
+    FROM_MINUS_ONE, FROM_ONE, FROM_ZERO, HANDLE, Integer, LEASE, MEDIA, PAGES, SCOPE,
+};
 use crate::{probe, views};
 
 /// Tokens in one call from which the GIL is released: below that a call takes less than a
@@ -50,12 +52,13 @@ impl PyLedger {
         *, tokens_per_block, num_pages, max_sequences, max_seq_len, has_draft = false,
         extra_tokens = Integer(Ok(0)), reserve_tokens = Integer(Ok(0)), lookahead = Integer(Ok(0)),
         reuse = true, partial_reuse = true,
-        same_stream = false, watermark_blocks = Integer(Ok(0)), policy = "lru",
+        same_stream = false, watermark_blocks = Integer(Ok(0)), policy = "lru", max_leased_blocks = Integer(Ok(0)),
         lifetimes = None, max_step_tokens = Integer(Ok(0)), num_blocks = None,
         snapshot_interval = Integer(Ok(0)), events = Integer(Ok(0)), fingerprint = b"".as_slice(),
     ), text_signature = "(*, tokens_per_block, num_pages, max_sequences, max_seq_len, \
         has_draft=False, extra_tokens=0, reserve_tokens=0, lookahead=0, reuse=True, \
-        partial_reuse=True, same_stream=False, watermark_blocks=0, policy='lru', lifetimes=None, \
+        partial_reuse=True, same_stream=False, watermark_blocks=0, policy='lru', \
+        max_leased_blocks=0, lifetimes=None, \
         max_step_tokens=0, num_blocks=None, snapshot_interval=0, events=0, fingerprint=b'')")]
     // One keyword per field of the configuration; the booleans are independent switches.
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)]
@@ -74,6 +77,7 @@ impl PyLedger {
         same_stream: bool,
         watermark_blocks: Integer,
         policy: &str,
+        max_leased_blocks: Integer,
         lifetimes: Option<Vec<LifetimeTuple>>,
         max_step_tokens: Integer,
         num_blocks: Option<Integer>,
@@ -103,6 +107,7 @@ impl PyLedger {
             same_stream,
             watermark_blocks: watermark_blocks.get(py, "watermark_blocks", FROM_ZERO)?,
             policy: named_policy(py, policy)?,
+            max_leased_blocks: max_leased_blocks.get(py, "max_leased_blocks", FROM_ZERO)?,
             lifetimes,
             max_step_tokens: max_step_tokens.get(py, "max_step_tokens", FROM_ZERO)?,
             num_blocks: num_blocks
@@ -267,6 +272,33 @@ impl PyLedger {
         disjoint(py, &[out.region("out")], &[handle.region("handle")])?;
         let result = self.lock(py)?.fork(step.0, handle.slice(), out.slice_mut());
         converted(py, result)
+    }
+
+    #[pyo3(
+        signature = (tokens, scope = Integer(Ok(0)), until = f64::INFINITY, draft_from = None),
+        text_signature = "($self, tokens, scope=0, until=float('inf'), draft_from=None)"
+    )]
+    fn pin(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        scope: Integer,
+        until: f64,
+        draft_from: Option<Integer>,
+    ) -> PyResult<(i64, u32)> {
+        let scope = scope.get(py, "scope", FROM_MINUS_ONE)?;
+        let draft_from = draft_from
+            .map(|value| value.get(py, "draft_from", FROM_MINUS_ONE))
+            .transpose()?;
+        let tokens = Tokens::new(tokens, &"tokens", 1)?;
+        let result = self.lock(py)?.pin(tokens.slice(), scope, draft_from, until);
+        let given = |_, position| tokens.original(position);
+        converted(py, result.map_err(|error| as_given(error, given)))
+    }
+
+    fn unpin(&self, py: Python<'_>, lease: Integer) -> PyResult<bool> {
+        let lease = lease.get(py, "lease", LEASE)?;
+        converted(py, self.lock(py)?.unpin(lease))
     }
 
     fn retain(

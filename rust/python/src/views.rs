@@ -51,6 +51,8 @@ pub fn stats<'py>(py: Python<'py>, stats: &Stats) -> Dict<'py> {
     out.set_item("newest_step", stats.newest_step)?;
     out.set_item("nodes", stats.nodes)?;
     out.set_item("cached_blocks", stats.cached_blocks)?;
+    out.set_item("leases", stats.leases)?;
+    out.set_item("pinned_blocks", stats.pinned_blocks)?;
     for (name, value) in stats.counters.named() {
         out.set_item(name, value)?;
     }

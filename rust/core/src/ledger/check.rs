@@ -240,6 +240,7 @@ impl Ledger {
                 self.blocks.free_list(),
                 self.tree.nodes.free_list(),
                 &self.copies,
+                &self.leases,
                 &self.moves,
             ),
             self.sequences
@@ -358,6 +359,23 @@ impl Ledger {
         );
     }
 
+    fn check_leases(&self) {
+        let mut leases: BTreeMap<NodeId, u32> = BTreeMap::new();
+        for tail in self.leases.nodes() {
+            for id in self.tree.upwards(tail) {
+                *leases.entry(id).or_default() += 1;
+            }
+        }
+        let nodes = self.tree.walk();
+        for &id in &nodes {
+            let expected = leases.get(&id).copied().unwrap_or(0);
+            assert_eq!(self.tree.node(id).leases, expected, "leases of {id:?}");
+        }
+        let blocks: u32 = leases.keys().map(|&id| self.tree.node(id).len()).sum();
+        assert_eq!(blocks, self.tree.leased());
+        assert!(blocks <= self.config.max_leased_blocks);
+    }
+
     fn check_tree(&self) {
         let nodes = self.tree.walk();
         assert_eq!(
@@ -372,6 +390,10 @@ impl Ledger {
         {
             *pins.entry(self.sequences[row.at()].node).or_default() += 1;
         }
+        for node in self.leases.nodes() {
+            *pins.entry(node).or_default() += 1;
+        }
+        self.check_leases();
         for &(_, source) in &self.copies {
             *pins.entry(source).or_default() += 1;
         }

@@ -111,6 +111,7 @@ impl Ledger {
     /// Gives up the blocks below the root of a scope in which nothing is open.
     fn drop_cached(&mut self, scope: i32) {
         // Copies in flight read pages that are fenced then; their nodes go as well.
+        self.drop_leases(scope);
         let copies = std::mem::take(&mut self.copies);
         for (step, source) in copies {
             if self.tree.node(source).scope == scope {

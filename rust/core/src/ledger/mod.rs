@@ -10,6 +10,7 @@
 //! | `advance.rs` | results of a step: tokens, lengths, what is given back |
 //! | `publish.rs` | blocks entering the tree |
 //! | `fork.rs` | new sequences that continue open ones |
+//! | `lease.rs` | prefixes that stay protected without a sequence |
 //! | `retain.rs` | priorities of what a sequence publishes |
 //! | `release.rs` | the end of a sequence |
 //! | `identity.rs` | scopes and media |
@@ -28,6 +29,7 @@ mod fork;
 mod grow;
 mod identity;
 mod keys;
+mod lease;
 mod probe;
 mod publish;
 mod read;
@@ -43,6 +45,8 @@ pub use admit::{AdmitBatch, REFUSED_FOREVER, REFUSED_NO_ROW, REFUSED_NOT_TRIED, 
 pub use advance::{AdvanceBatch, Rows};
 pub use check::{Dump, NodeDump, SequenceDump};
 pub use config::LedgerConfig;
+pub(crate) use lease::Leases;
+pub use lease::{LEASE_NOTHING, LEASE_REFUSED};
 pub use probe::{BlocksBatch, MatchReport, MissReason, Missed};
 pub use read::Move;
 pub(crate) use retain::Hint;
@@ -82,6 +86,8 @@ pub struct Ledger {
     dirty_rows: Vec<Row>,
     /// Sources of copies: protected until the step completes.
     copies: Vec<(u64, NodeId)>,
+    /// Cached prefixes that are protected without a sequence.
+    leases: Leases,
     /// Copies that `moves` has not handed out.
     moves: Vec<Move>,
     /// Sum of the promises of open sequences, in blocks.
@@ -124,6 +130,7 @@ impl Ledger {
             free_rows: (0..rows).map(Reverse).collect(),
             dirty_rows: Vec::new(),
             copies: Vec::new(),
+            leases: Leases::default(),
             moves: Vec::new(),
             promised: 0,
             calls: 0,
@@ -152,6 +159,8 @@ impl Ledger {
     ///
     /// [`LedgerError::Clock`] if `now` is below an earlier one, or not a number.
     pub fn begin_step(&mut self, now: f64) -> Result<u64, LedgerError> {
+        self.steps.check_clock(now)?;
+        self.end_leases(now);
         let step = self.steps.begin(now)?;
         self.tree.expire_retention(&self.steps);
         Ok(step)
@@ -225,6 +234,7 @@ impl Ledger {
         }
         // Copies in flight read pages that are fenced now; their nodes are gone.
         self.copies.clear();
+        self.leases.clear();
         let (tick, growth) = (self.tree.tick, self.tree.growth);
         let policy = self.config.policy.build(self.blocks.records());
         self.tree = Tree::new(full, self.config.lookahead, policy);

@@ -200,6 +200,8 @@ impl Ledger {
             newest_step: self.steps.newest(),
             nodes: crate::ids::count(self.tree.nodes.len()),
             cached_blocks: self.tree.cached(),
+            leases: self.leases.count(),
+            pinned_blocks: self.tree.leased(),
             counters: self.counters,
         }
     }

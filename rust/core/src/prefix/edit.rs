@@ -112,6 +112,7 @@ impl Tree {
         upper.stamp = node.stamp;
         upper.usage = node.usage;
         upper.retention = node.retention;
+        upper.leases = node.leases;
         upper.active_children = u32::from(node.is_active());
         upper.claimed = node.claimed.min(at);
         node.claimed -= upper.claimed;

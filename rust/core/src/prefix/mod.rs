@@ -14,6 +14,7 @@
 //! | `drop.rs` | giving up a scope |
 //! | `protect.rs` | pins, and what they protect |
 //! | `evict.rs` | claims and eviction |
+//! | `lease.rs` | what leases protect |
 //! | `leaves.rs` | the inactive leaves in the order of eviction |
 //! | `policy/` | what decides that order |
 //! | `retain.rs` | priorities of blocks, and their end |
@@ -24,6 +25,7 @@ mod edit;
 mod evict;
 mod explain;
 mod find;
+mod lease;
 mod leaves;
 mod node;
 mod policy;
@@ -38,7 +40,7 @@ pub(crate) use find::Found;
 pub(crate) use node::{Node, Partial};
 pub use policy::EvictionPolicy;
 pub(crate) use policy::Usage;
-pub(crate) use retain::Retention;
+pub(crate) use retain::{Retention, ordered};
 pub(crate) use text::Key;
 
 use crate::blocks::Blocks;
@@ -85,6 +87,8 @@ pub(crate) struct Tree {
     waiting: VecDeque<(u64, u32)>,
     /// Blocks in all nodes.
     cached: u32,
+    /// Blocks that leases protect.
+    leased: u32,
 }
 
 impl Tree {
@@ -103,6 +107,7 @@ impl Tree {
             evictable: 0,
             waiting: VecDeque::new(),
             cached: 0,
+            leased: 0,
         }
     }
 

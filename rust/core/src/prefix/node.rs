@@ -41,6 +41,8 @@ pub(crate) struct Node {
     pub pins: u32,
     /// Children that are active.
     pub active_children: u32,
+    /// Leases that stand on this node or below it.
+    pub leases: u32,
     /// The tick at which the node last became inactive.
     pub last_use: u64,
     /// The newest step begun at that moment.
@@ -68,6 +70,7 @@ impl Node {
             draft_valid,
             pins: 0,
             active_children: 0,
+            leases: 0,
             last_use: 0,
             stamp: 0,
             usage: Usage::default(),

@@ -36,7 +36,7 @@ impl Retention {
 }
 
 /// Bits that stand in the order of the times they come from.
-fn ordered(time: f64) -> i64 {
+pub(crate) fn ordered(time: f64) -> i64 {
     let bits = time.to_bits().cast_signed();
     bits ^ (((bits >> 63).cast_unsigned() >> 1).cast_signed())
 }
