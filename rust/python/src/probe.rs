@@ -23,10 +23,11 @@ pub fn fits(
     let slices = requests.prompts.slices(py)?;
     let batch = requests.batch(&slices);
     let (answer, hit) = (answer.slice_mut(), hit.slice_mut());
-    let guard = ledger.lock(py)?;
-    let ledger = &*guard;
+    let mut guard = ledger.lock(py)?;
+    let ledger = &mut *guard;
     let result = if slices.iter().map(|prompt| prompt.len()).sum::<usize>() >= DETACH_TOKENS {
-        py.detach(|| ledger.fits(&batch, answer, hit))
+        // Moved: policies may go to another thread, but not be read from two.
+        py.detach(move || ledger.fits(&batch, answer, hit))
     } else {
         ledger.fits(&batch, answer, hit)
     };
