@@ -409,7 +409,8 @@ class Ledger:
         `classes`: a list with `total`, `reserved`, `free`, `fenced`, `live`, `cached`, and parts of
         cached: `protected`, `evictable`, per class; `open_sequences`, `promised`, `open_steps`,
         `newest_step`, `nodes`, `cached_blocks`, `leases`, `pinned_blocks`, and the
-        counters `admitted`, `forked`, `refused_forks`, `refused_leases`, `refused_now`, `refused_never`, `refused_rows`, `prompt_tokens`,
+        counters `admitted`, `forked`, `refused_forks`, `refused_leases`, `refused_now`,
+        `refused_never`, `refused_rows`, `prompt_tokens`,
         `hit_tokens`, `missed_private_tokens`, `missed_text_tokens`, `missed_last_tokens`,
         `missed_copy_tokens`, `target_only_hits`, `published_blocks`, `rebased_blocks`,
         `evicted_blocks`, `copied_blocks`, `grown_blocks`, `refused_grows`, `accepted_tokens`,
