@@ -293,13 +293,21 @@ def test_stopped_in_the_middle_and_resumed() -> None:
     assert_empty(managers)
 
 
-def test_scopes_share_nothing() -> None:
+def test_only_equal_salts_share() -> None:
     model = model_of("llama")
     managers = make_managers(model)
     generator = PagedGenerator(model, managers)
     ids, _ = make_prompts(20)
-    for scope, reused in ((0, 0), (1, 0), (0, 19), (-1, 0), (-1, 0)):
-        generator.generate(ids, scope=scope, **GREEDY)
+    for cache_salt, share, reused in (
+        (None, True, 0),
+        ("a", True, 0),
+        ("b", True, 0),
+        ("a", True, 19),
+        (None, True, 19),
+        (None, False, 0),
+        (None, False, 0),
+    ):
+        generator.generate(ids, cache_salt=cache_salt, share=share, **GREEDY)
         assert generator.report is not None
         assert generator.report.reused_tokens == reused
 

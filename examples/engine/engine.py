@@ -36,7 +36,7 @@ class Request:
         name: any id of its own.
         prompt: its tokens.
         max_new_tokens: most tokens to generate.
-        scope: what separates equal prompts; -1 shares nothing.
+        cache_salt: only prompts with equal ones share; None is one of its own.
 
     Attributes:
         tokens: prompt and what was generated.
@@ -47,7 +47,7 @@ class Request:
     name: Hashable
     prompt: Sequence[int]
     max_new_tokens: int
-    scope: int = 0
+    cache_salt: bytes | str | None = None
     tokens: list[int] = field(default_factory=list)
     reused: list[int] = field(default_factory=list)
     preemptions: int = 0
@@ -233,7 +233,7 @@ class Engine:
             draft_lens=[item.draft_len for item in work],
             prompts=[item.request.tokens if item.is_new else [] for item in work],
             max_total_tokens=[item.request.max_total for item in work],
-            scopes=[item.request.scope for item in work],
+            cache_salts=[item.request.cache_salt for item in work],
             draft_from=[draft_from] * len(work),
         )
 

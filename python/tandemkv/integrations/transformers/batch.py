@@ -31,7 +31,8 @@ class PagedBatch:
         model: the target.
         assistant_model: the draft, whose KV is in the draft's pools; None: none.
         max_new_tokens: most tokens that follow a prompt.
-        scope: what separates equal prompts; -1 shares nothing.
+        cache_salt: only prompts with equal ones share; None is one of its own.
+        share: whether to reuse what others left, and leave it to others.
 
     Attributes:
         cache: the target's `PagedCache`.
@@ -51,7 +52,8 @@ class PagedBatch:
         *,
         assistant_model: Any = None,
         max_new_tokens: int,
-        scope: int = 0,
+        cache_salt: bytes | str | None = None,
+        share: bool = True,
     ) -> None:
         check_model(model, managers.target)
         target = KvStore(managers.target)
@@ -65,7 +67,8 @@ class PagedBatch:
             managers,
             prompts,
             max_new_tokens=max_new_tokens,
-            scope=scope,
+            cache_salt=cache_salt,
+            share=share,
             with_draft=draft is not None,
         )
         self.reused_tokens = self.rows.hits.copy()

@@ -63,7 +63,8 @@ class PagedGenerator:
         attention_mask: torch.Tensor | None = None,
         *,
         max_new_tokens: int,
-        scope: int = 0,
+        cache_salt: bytes | str | None = None,
+        share: bool = True,
         **kwargs: Any,
     ) -> Any:
         """Return what `model.generate` returns for the same arguments.
@@ -72,7 +73,8 @@ class PagedGenerator:
             input_ids: int `[sequences, columns]`, padded on the left.
             attention_mask: 0 where padding is, the same shape; None: no padding.
             max_new_tokens: most tokens to add.
-            scope: what separates equal prompts; -1 shares nothing.
+            cache_salt: only prompts with equal ones share; None is one of its own.
+            share: whether to reuse what others left, and leave it to others.
             kwargs: any other argument of `model.generate`.
 
         Raises:
@@ -98,7 +100,8 @@ class PagedGenerator:
             self.model,
             assistant_model=self.assistant_model,
             max_new_tokens=max_new_tokens,
-            scope=scope,
+            cache_salt=cache_salt,
+            share=share,
         )
         with batch:
             output = self.model.generate(

@@ -56,7 +56,8 @@ class PagedRows:
         managers: what holds the pages.
         prompts: tokens of each sequence, without padding.
         max_new_tokens: most tokens that follow a prompt.
-        scope: what separates equal prompts; -1 shares nothing.
+        cache_salt: only prompts with equal ones share; None is one of its own.
+        share: whether to reuse what others left, and leave it to others.
         with_draft: whether a draft model writes its KV too.
 
     Raises:
@@ -70,11 +71,13 @@ class PagedRows:
         prompts: Sequence[Sequence[int]],
         *,
         max_new_tokens: int,
-        scope: int = 0,
+        cache_salt: bytes | str | None = None,
+        share: bool = True,
         with_draft: bool = False,
     ) -> None:
         self._managers = managers
-        self._scope = scope
+        self._cache_salt = cache_salt
+        self._scope = 0 if share else -1
         self._with_draft = with_draft
         self._reserve = managers.limits.reserve_tokens
         lens = np.array([len(prompt) for prompt in prompts], np.int64)
@@ -99,7 +102,8 @@ class PagedRows:
             chunk_lens=lens.astype(np.int32),
             prompts=[list(prompt) for prompt in prompts],
             max_total_tokens=lens + max_new_tokens,
-            scopes=np.full(len(lens), scope, np.int32),
+            scopes=np.full(len(lens), self._scope, np.int32),
+            cache_salts=[cache_salt] * len(lens),
             draft_from=self._draft_from(len(lens)),
         )
         self._grant(batch, self._width)
@@ -366,6 +370,7 @@ class PagedRows:
             prompts=prompts,
             max_total_tokens=self._width - self._pads + self._max_new,
             scopes=np.full(self.num_rows, self._scope, np.int32),
+            cache_salts=[self._cache_salt] * self.num_rows,
             draft_from=self._draft_from(self.num_rows),
         )
         self._known = start + 1
