@@ -4,11 +4,12 @@
 //! first use cost more per block than all the rest of an admission.
 
 use crate::event::EventLog;
-use crate::ids::{BlockId, Token, count};
+use crate::ids::{BlockId, TOKEN_LIMIT, Token, count};
 use crate::key::Keys;
 
-/// Stands in records that hold no token yet, and makes the operating system map the slab.
-const NO_TOKEN: Token = Token::MAX;
+/// Stands in records that hold no token yet, and makes the operating system map the slab. It is no
+/// media reference, which a search for those would find.
+const NO_TOKEN: Token = TOKEN_LIMIT - 1;
 
 /// Length of the longest common prefix of two slices.
 #[inline]
@@ -22,6 +23,8 @@ pub(crate) struct Blocks {
     tokens_per_block: usize,
     tokens: Vec<Token>,
     free: Vec<BlockId>,
+    /// A bit for each record that may hold a media reference; empty before the first item of media.
+    media: Vec<u64>,
     /// Keys of cached blocks.
     pub keys: Keys,
     /// The events about cached blocks, if they are logged.
@@ -35,6 +38,7 @@ impl Blocks {
             tokens_per_block,
             tokens: vec![NO_TOKEN; tokens_per_block * records as usize],
             free: (0..records).rev().map(BlockId::new).collect(),
+            media: Vec::new(),
             keys: Keys::default(),
             log: None,
         }
@@ -62,6 +66,7 @@ impl Blocks {
         let size = self.tokens_per_block;
         let start = from.at() * size;
         self.tokens.copy_within(start..start + size, to.at() * size);
+        self.note_media(&[to]);
     }
 
     /// Writes tokens into whole blocks, in order, until either ends.
@@ -159,6 +164,41 @@ impl Blocks {
 
     pub(crate) fn free_count(&self) -> u32 {
         count(self.free.len())
+    }
+
+    /// From now on `note_media` notes which records hold media references: none does so far.
+    pub(crate) fn track_media(&mut self) {
+        if self.media.is_empty() {
+            self.media = vec![0; (self.records() as usize).div_ceil(64)];
+        }
+    }
+
+    /// Notes which of these records, into which tokens of a prompt were just written, may hold a media
+    /// reference. What a record held before may be among what it shows.
+    #[inline]
+    pub(crate) fn note_media(&mut self, blocks: &[BlockId]) {
+        if self.media.is_empty() {
+            return;
+        }
+        for &block in blocks {
+            let bits = self
+                .tokens(block)
+                .iter()
+                .fold(0, |bits, token| bits | token);
+            let bit = 1 << (block.at() % 64);
+            if bits < TOKEN_LIMIT {
+                self.media[block.at() / 64] &= !bit;
+            } else {
+                self.media[block.at() / 64] |= bit;
+            }
+        }
+    }
+
+    /// Whether a record may hold a media reference.
+    #[inline]
+    pub(crate) fn may_hold_media(&self, block: BlockId) -> bool {
+        let word = self.media.get(block.at() / 64);
+        word.is_some_and(|word| word >> (block.at() % 64) & 1 == 1)
     }
 
     /// Keeps keys from now on.

@@ -437,6 +437,7 @@ impl Ledger {
         if let Some(&block) = seq.blocks.get(placed / size) {
             self.blocks.tokens_mut(block)[..tail.len()].copy_from_slice(tail);
         }
+        self.blocks.note_media(&seq.blocks);
         let rest = later;
         seq.pending.extend_from_slice(rest);
     }

@@ -105,6 +105,7 @@ impl Ledger {
             return;
         }
         let mut at = seq.known as usize - waiting - seq.published as usize * size;
+        let first = at / size;
         while waiting > 0 && at / size < seq.blocks.len() {
             let part = waiting.min(size - at % size);
             let record = self.blocks.tokens_mut(seq.blocks[at / size]);
@@ -114,6 +115,8 @@ impl Ledger {
             at += part;
             waiting -= part;
         }
+        let written = first..at.div_ceil(size).max(first);
+        self.blocks.note_media(&seq.blocks[written]);
         if waiting == 0 {
             seq.pending.clear();
             seq.pending_head = 0;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::error::LedgerError;
-use crate::ids::Token;
+use crate::ids::{BlockId, Token};
 use crate::interned::Interned;
 use crate::ledger::admit::tokens_in_range;
 use crate::ledger::{Ledger, check_range};
@@ -175,6 +175,7 @@ impl Ledger {
         });
         assert!(number <= media::LARGEST, "2^31 items of media are in use");
         self.identity.media.hold(number);
+        self.blocks.track_media();
         Ok(media::reference(number))
     }
 
@@ -231,13 +232,20 @@ impl Ledger {
             let known = u32::try_from(scope).is_ok_and(|number| scopes.get(number).is_some());
             assert!(scope == -1 || known, "scope {scope} is in use");
         }
-        for number in self.used_media() {
+        let used = self.used_media();
+        assert_eq!(used, self.media_in(|_| true), "a record was not noted");
+        for number in used {
             assert!(media.get(number).is_some(), "media {number} is in use");
         }
     }
 
     /// Numbers of media in cached blocks and in sequences whose tokens are kept.
     fn used_media(&self) -> BTreeSet<u32> {
+        self.media_in(|block| self.blocks.may_hold_media(block))
+    }
+
+    /// The same, read from the records that `may_hold` any.
+    fn media_in(&self, may_hold: impl Fn(BlockId) -> bool) -> BTreeSet<u32> {
         let mut used = BTreeSet::new();
         let mut read = |tokens: &[Token]| {
             if !tokens_in_range(tokens) {
@@ -246,7 +254,7 @@ impl Ledger {
         };
         for id in self.tree.walk() {
             let node = self.tree.node(id);
-            for &block in node.blocks() {
+            for &block in node.blocks().iter().filter(|&&block| may_hold(block)) {
                 let size = node
                     .partial
                     .map_or(self.blocks.tokens_per_block(), |part| part.tokens as usize);
@@ -259,7 +267,9 @@ impl Ledger {
             let placed = seq.known as usize - seq.pending().len();
             let mut at = seq.published as usize * size;
             for &block in &seq.blocks {
-                read(&self.blocks.tokens(block)[..placed.saturating_sub(at).min(size)]);
+                if may_hold(block) {
+                    read(&self.blocks.tokens(block)[..placed.saturating_sub(at).min(size)]);
+                }
                 at += size;
             }
             read(seq.pending());
