@@ -81,5 +81,5 @@ def test_invariants_hold_after_every_operation(kind: str) -> None:
         expected.append("evicted_side_pages")
     if "state" in kind:
         expected.append("snapshots")
-    expected.append("forked")
+    expected += ["forked", "resumed"]
     assert not [name for name in expected if not total[name]]

@@ -21,6 +21,7 @@ EXPECTED_OUTCOMES = {
     *(f"{name}" for name in ("begin_step", "complete_step", "admit", "grow", "advance")),
     *(f"{name}" for name in ("release", "match", "moves", "reset_reuse_state")),
     *(f"{name} error" for name in ("begin_step", "complete_step", "admit", "grow", "advance")),
+    *("suspend", "suspend error", "resume", "resume error", "resume refused"),
     *("fork", "fork error", "fork -1", "fork -3", "unpublished pages shared"),
     *(f"{name} error" for name in ("release", "reset_reuse_state")),
     *(f"admit {reason}" for reason in (-1, -2, -3, -4)),
@@ -52,7 +53,7 @@ EXPECTED_COUNTERS = {
         "refused_leases",
         "released",
     ),
-    *("forked", "refused_forks"),
+    *("forked", "refused_forks", "suspended", "resumed", "resumed_hit_tokens"),
 }
 
 

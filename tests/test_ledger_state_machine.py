@@ -65,6 +65,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pair.apply(*operations.release(self.pair, pick_from(data)))
 
     @rule(data=DATA)
+    def suspend(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.suspend(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
+    def resume(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.resume(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
     def match(self, data: st.DataObject) -> None:
         self.pair.apply(*operations.match(self.pair, pick_from(data)))
 

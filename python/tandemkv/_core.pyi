@@ -306,6 +306,18 @@ class Ledger:
         `out[i]` becomes its handle, or the negative reason of a refusal as in `admit`. The same
         parent may be given several times; one that runs a step not yet advanced is an error.
         """
+    def suspend(self, handle: _I64, publish: _U8) -> None:
+        """Take the pages of sequences and keep their tokens, handles and rows, as for preemption.
+
+        With `publish[i]` the partial tail stays reusable as well, as in `release`. Nothing but
+        `resume`, `release` and `sequence` takes the handle then.
+        """
+    def resume(self, step: int, handle: _I64, first: _I32, ok: _U8, hit: _I32) -> int:
+        """Give suspended sequences pages again, as `admit` would for all their tokens.
+
+        `ok[i]` becomes 1, or 0 where pages are missing now, `hit[i]` the tokens found in the tree;
+        `min(first[i], known - hit)` tokens run in `step`. Return how many were resumed.
+        """
     def release(self, handle: _I64, publish: _U8) -> None: ...
     def match(self, tokens: _Tokens, scope: int = 0, draft_from: int | None = None) -> int: ...
     def intern_scope(
@@ -401,16 +413,18 @@ class Ledger:
         """Return the lengths of one sequence.
 
         `known`, `history`, `reach`, `committed`, `capacity`, `promise`, `valid` (per role),
-        `blocks`, `outstanding` (list of (step, width)), `scope`, `draft_from`, `max_total`.
+        `blocks`, `outstanding` (list of (step, width)), `scope`, `draft_from`, `max_total`,
+        `suspended`.
         """
     def stats(self) -> dict[str, Any]:
         """Return counts by state and counters since the start.
 
         `classes`: a list with `total`, `reserved`, `free`, `fenced`, `live`, `cached`, and parts of
-        cached: `protected`, `evictable`, per class; `open_sequences`, `promised`, `open_steps`,
-        `newest_step`, `nodes`, `cached_blocks`, `leases`, `pinned_blocks`, and the
-        counters `admitted`, `forked`, `refused_forks`, `refused_leases`, `refused_now`,
-        `refused_never`, `refused_rows`, `prompt_tokens`,
+        cached: `protected`, `evictable`, per class; `open_sequences`, `suspended_sequences` among
+        them, `promised`, `open_steps`, `newest_step`, `nodes`, `cached_blocks`, `leases`,
+        `pinned_blocks`, and the counters `admitted`, `forked`, `refused_forks`, `suspended`,
+        `resumed`, `refused_resumes`, `resumed_tokens`, `resumed_hit_tokens`, `refused_leases`,
+        `refused_now`, `refused_never`, `refused_rows`, `prompt_tokens`,
         `hit_tokens`, `missed_private_tokens`, `missed_text_tokens`, `missed_last_tokens`,
         `missed_copy_tokens`, `target_only_hits`, `published_blocks`, `rebased_blocks`,
         `evicted_blocks`, `copied_blocks`, `grown_blocks`, `refused_grows`, `accepted_tokens`,

@@ -37,11 +37,7 @@ class Admitting:
     ) -> tuple[int, list[int], list[int]]:
         """Return the number admitted, the handles or reasons, and the hits."""
         self._check_admit(step, items)
-        matches = [self._match_item(item) for item in items]
-        for item, match in zip(items, matches, strict=True):
-            plan = self._plan(item, match)
-            self.claimed |= {id(block) for block in match.path}
-            self.claimed_side |= {(cls, id(block)) for cls, block in self._side_pages(plan)}
+        matches = self._claim(items)
         evicted = self._num_evicted()
         handles: list[int] = []
         hits: list[int] = []
@@ -54,9 +50,21 @@ class Admitting:
             handle, hit = self._admit_one(step, item, match)
             handles.append(handle)
             hits.append(hit)
+        self._end_claims()
+        return sum(handle >= 0 for handle in handles), handles, hits
+
+    def _claim(self: ReferenceLedger, items: list[Request]) -> list[Match]:
+        """Match all items, and claim what they would use."""
+        matches = [self._match_item(item) for item in items]
+        for item, match in zip(items, matches, strict=True):
+            plan = self._plan(item, match)
+            self.claimed |= {id(block) for block in match.path}
+            self.claimed_side |= {(cls, id(block)) for cls, block in self._side_pages(plan)}
+        return matches
+
+    def _end_claims(self: ReferenceLedger) -> None:
         self.claimed.clear()
         self.claimed_side.clear()
-        return sum(handle >= 0 for handle in handles), handles, hits
 
     def _num_evicted(self: ReferenceLedger) -> int:
         return self.counters["evicted_blocks"] + self.counters["evicted_side_pages"]
@@ -88,7 +96,15 @@ class Admitting:
         self._count_misses(item, match, plan)
         row = self._free_row()
         assert row is not None
-        return self._act(step, item, plan, row), plan.hit
+        self.generations[row] += 1
+        handle = self.generations[row] << 32 | row
+        self._act(step, item, plan, handle)
+        self.counters["admitted"] += 1
+        self.counters["prompt_tokens"] += len(item.prompt)
+        self.counters["hit_tokens"] += plan.hit
+        if self.config.has_draft and item.draft_from < 0 and plan.hit > 0:
+            self.counters["target_only_hits"] += 1
+        return handle, plan.hit
 
     def _refuse(self: ReferenceLedger, item: Request) -> int | None:
         """Return the reason why nothing about the pages now can help a request, if there is one."""
@@ -102,10 +118,15 @@ class Admitting:
         refusal = self._refuse(item)
         if refusal is not None:
             return refusal
+        plan = self._fitting_plan(item, match)
+        return REFUSED_NOW if plan is None else plan
+
+    def _fitting_plan(self: ReferenceLedger, item: Request, match: Match) -> Admission | None:
+        """Return what the item would take, if that is there, with or without a copy."""
         plan = self._plan(item, match)
         if not self._fits(plan) and plan.source is not None:
             plan = self._plan(item, self._without_copy(match))
-        return plan if self._fits(plan) else REFUSED_NOW
+        return plan if self._fits(plan) else None
 
     def _free_row(self: ReferenceLedger) -> int | None:
         rows = range(self.config.max_sequences)
@@ -250,13 +271,16 @@ class Admitting:
     def _kept_pages(self: ReferenceLedger, cls: int) -> int:
         """Count the pages of a class that an admission leaves to what runs already."""
         grows = cls in self.full_classes or cls in self.windowed_classes
-        watermark = self.config.watermark_blocks if self.sequences and grows else 0
+        watermark = self.config.watermark_blocks if self._is_any_running() and grows else 0
         return watermark + sum(self.promise(seq, cls) for seq in self.sequences.values())
 
-    def _act(self: ReferenceLedger, step: int, item: Request, plan: Admission, row: int) -> int:
-        self.generations[row] += 1
+    def _is_any_running(self: ReferenceLedger) -> bool:
+        return not all(seq.is_suspended for seq in self.sequences.values())
+
+    def _act(self: ReferenceLedger, step: int, item: Request, plan: Admission, handle: int) -> None:
+        """Start the sequence of this handle in its row."""
         seq = Sequence(
-            handle=self.generations[row] << 32 | row,
+            handle=handle,
             scope=item.scope,
             draft_from=item.draft_from,
             max_total=item.max_total,
@@ -268,7 +292,7 @@ class Admitting:
             outstanding=[(step, plan.width)],
             pins=list(plan.pins),
         )
-        self.sequences[row] = seq
+        self.sequences[handle & 0xFFFFFFFF] = seq
         self._count_use(plan)
         if plan.source is not None:
             sides = tuple(cls for cls in plan.copied if cls in self.side_classes)
@@ -280,12 +304,6 @@ class Admitting:
         for cls in [*self.state_classes, *self.cross_classes]:
             seq.own[cls] = [self._take_page(cls) for _ in range(plan.needs[cls])]
         self._queue_copies(step, seq, plan)
-        self.counters["admitted"] += 1
-        self.counters["prompt_tokens"] += len(item.prompt)
-        self.counters["hit_tokens"] += plan.hit
-        if self.config.has_draft and item.draft_from < 0 and plan.hit > 0:
-            self.counters["target_only_hits"] += 1
-        return seq.handle
 
     def _count_use(self: ReferenceLedger, plan: Admission) -> None:
         used = [*plan.shared, *([] if plan.source is None else [plan.source])]

@@ -139,6 +139,16 @@ class CoreLedger:
         publish = np.array([publish for _, publish in items], dtype=np.uint8)
         self.core.release(_i64([handle for handle, _ in items]), publish)
 
+    def suspend(self, items: list[tuple[int, int]]) -> None:
+        publish = np.array([publish for _, publish in items], dtype=np.uint8)
+        self.core.suspend(_i64([handle for handle, _ in items]), publish)
+
+    def resume(self, step: int, items: list[tuple[int, int]]) -> tuple[int, list[int], list[int]]:
+        ok, hit = np.full(len(items), 99, np.uint8), np.full(len(items), 99, np.int32)
+        handles, first = _i64([h for h, _ in items]), _i32([f for _, f in items])
+        count = self.core.resume(step, handles, first, ok, hit)
+        return count, ok.tolist(), hit.tolist()
+
     def match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> int:
         return self.core.match(np.array(tokens, dtype=self.dtype), scope, draft_from)
 

@@ -20,6 +20,7 @@ class Forks:
         for handle in parents:
             require(handle in by_handle, "stale handle")
             seq = by_handle[handle]
+            require(not seq.is_suspended, "suspended")
             require(not seq.outstanding, "the parent runs a step")
             waiting = {destination for _, (_, _, destination, _) in self.queued_moves}
             sources = {page for _, page, _ in self._to_copy(seq)}

@@ -45,7 +45,7 @@ def apply_ops(config: Config, operations: Iterable[Operation], **options: Any) -
 
 # Which operations log what.
 _LOGS = {
-    "stored": {"advance", "release"},
+    "stored": {"advance", "release", "suspend"},
     "evicted": {"admit", "grow", "fork", "resume"},
     "dropped": {"drop_scope"},
     "cleared": {"reset_reuse_state"},
@@ -142,7 +142,7 @@ class Comparison:
             assert raised.details["open_sequences"] == error.args[0]
 
     def _all_refused(self, name: str, answer: Any) -> bool:
-        return name in {"admit", "fork", "grow"} and answer is not None and answer[0] == 0
+        return name in {"admit", "fork", "grow", "resume"} and answer is not None and answer[0] == 0
 
     def _check_unchanged(self, before: bytes, name: str) -> None:
         assert self.core.digest() == before, f"{name} changed the state"
@@ -168,12 +168,14 @@ class Comparison:
             self.outcomes[f"victims {min(answer[0], 2)}"] += 1
         if name == "explain_match" and answer is not None:
             self.outcomes.update(f"missed {miss['reason']}" for miss in answer["missed"])
+        if name == "resume" and answer is not None:
+            self.outcomes["resume refused"] += answer[1].count(0)
         if name == "moves" and answer:
             self.outcomes["moves queued"] += 1
 
     def _apply_updates(self, before: bytes, capacity: int) -> None:
         rows = np.zeros_like(self.mirror)
-        handles = [seq.handle for seq in self.model.sequences.values()]
+        handles = [s.handle for s in self.model.sequences.values() if not s.is_suspended]
         tables, _ = self.core.tables(handles)
         for index, handle in enumerate(handles):
             rows[:, handle & 0xFFFFFFFF] = tables[:, index]
@@ -235,12 +237,14 @@ class Comparison:
 
     def _check_sequences(self) -> None:
         sequences = sorted(self.model.sequences.values(), key=lambda seq: seq.handle)
+        for seq in sequences:
+            actual, expected = self.core.sequence(seq.handle), self.model.sequence(seq.handle)
+            assert actual == expected, f"sequence: core {actual}, reference {expected}"
+        sequences = [seq for seq in sequences if not seq.is_suspended]
         tables, used = self.core.tables([seq.handle for seq in sequences])
         for cls in range(self.model.num_classes):
             self._forget_dead_pages(cls)
         for index, seq in enumerate(sequences):
-            actual, expected = self.core.sequence(seq.handle), self.model.sequence(seq.handle)
-            assert actual == expected, f"sequence: core {actual}, reference {expected}"
             for cls, pages in enumerate(self.model.table(seq.handle)):
                 assert used[cls, index] == len(pages)
                 row = tables[cls, index]

@@ -23,6 +23,7 @@ from reference.reading import Reading
 from reference.retention import Retaining
 from reference.running import Running
 from reference.state import Config, Copy, Sequence, require
+from reference.suspend import Suspending
 from reference.tree import Block, Tree
 
 
@@ -31,6 +32,7 @@ class ReferenceLedger(
     Admitting,
     Running,
     Forks,
+    Suspending,
     Publishing,
     Identity,
     Keys,
@@ -119,6 +121,12 @@ class ReferenceLedger(
                 self.free[entry[0]] += 1
 
     def _look_up(self, handles: list[int]) -> list[Sequence]:
+        """Return the sequences of handles that must be open, distinct and not suspended."""
+        sequences = self._look_up_any(handles)
+        require(not any(seq.is_suspended for seq in sequences), "suspended")
+        return sequences
+
+    def _look_up_any(self, handles: list[int]) -> list[Sequence]:
         require(len(set(handles)) == len(handles), "repeated handle")
         by_handle = {seq.handle: seq for seq in self.sequences.values()}
         require(all(handle in by_handle for handle in handles), "stale handle")

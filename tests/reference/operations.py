@@ -28,6 +28,14 @@ def _oldest_steps(pair: Comparison) -> dict[int, list[Sequence]]:
     return by_step
 
 
+def _running(pair: Comparison, pick: Pick) -> list[Sequence]:
+    """Return the sequences that are not suspended; now and then all."""
+    sequences = list(pair.model.sequences.values())
+    if pick(0, 39) == 39:
+        return sequences
+    return [seq for seq in sequences if not seq.is_suspended]
+
+
 def _some(pick: Pick, items: list[Sequence]) -> list[Sequence]:
     """Choose a subset in rotated order."""
     count = len(items) if pick(0, 2) < 2 else pick(0, len(items))
@@ -243,7 +251,7 @@ def grow(pair: Comparison, pick: Pick) -> Operation:
     if not pair.model.open_steps and pick(0, 19) < 19:
         return begin_step(pair, pick)
     step = _step(pair, pick)
-    idle = [seq for seq in pair.model.sequences.values() if _may_grow(pick, seq, step)]
+    idle = [seq for seq in _running(pair, pick) if _may_grow(pick, seq, step)]
     items = [(_handle(pair, pick, s.handle), _width(pair, pick, s)) for s in _some(pick, idle)]
     return ("grow", step, _repeat_one(pick, items), pick(0, 3) == 3)
 
@@ -285,7 +293,7 @@ def fork(pair: Comparison, pick: Pick) -> Operation:
         return begin_step(pair, pick)
     if pair.model.queued_moves and pick(0, 3) < 3:
         return ("moves",)
-    sequences = list(pair.model.sequences.values())
+    sequences = _running(pair, pick)
     settled = [seq for seq in sequences if not seq.outstanding]
     if not settled and pick(0, 9) < 9:
         return advance(pair, pick)
@@ -299,7 +307,8 @@ def advance(pair: Comparison, pick: Pick) -> Operation:
     by_step = _oldest_steps(pair)
     if not by_step:
         if pick(0, 19) < 19:
-            return grow(pair, pick) if pair.model.sequences else admit(pair, pick)
+            some_run = any(not seq.is_suspended for seq in pair.model.sequences.values())
+            return grow(pair, pick) if some_run else admit(pair, pick)
         sequences = list(pair.model.sequences.values())
         return ("advance", _step(pair, pick), [(seq.handle, (), 0) for seq in sequences], None)
     steps = sorted(by_step)
@@ -343,6 +352,31 @@ def release(pair: Comparison, pick: Pick) -> Operation:
         for seq in (sequences[start:] + sequences[:start])[:count]
     ]
     return ("release", _repeat_one(pick, items))
+
+
+def suspend(pair: Comparison, pick: Pick) -> Operation:
+    sequences = _running(pair, pick)
+    settled = [seq for seq in sequences if not seq.outstanding]
+    if not settled and pick(0, 19) < 19:
+        return advance(pair, pick)
+    chosen = _some(pick, settled if pick(0, 39) < 39 else sequences)[: pick(1, 2)]
+    items = [(_handle(pair, pick, seq.handle), 1 if pick(0, 4) < 4 else 0) for seq in chosen]
+    return ("suspend", _repeat_one(pick, items))
+
+
+def resume(pair: Comparison, pick: Pick) -> Operation:
+    if not pair.model.open_steps and pick(0, 19) < 19:
+        return begin_step(pair, pick)
+    sequences = list(pair.model.sequences.values())
+    waiting = [seq for seq in sequences if seq.is_suspended]
+    if not waiting and pick(0, 19) < 19:
+        return suspend(pair, pick)
+    chosen = _some(pick, waiting if pick(0, 39) < 39 else sequences)
+    items = [
+        (_handle(pair, pick, seq.handle), pick(1, len(seq.tokens)) if pick(0, 59) < 59 else 0)
+        for seq in chosen
+    ]
+    return ("resume", _step(pair, pick), _repeat_one(pick, items))
 
 
 def match(pair: Comparison, pick: Pick) -> Operation:
@@ -434,6 +468,8 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     grow: 20,
     advance: 30,
     release: 14,
+    suspend: 4,
+    resume: 6,
     match: 4,
     fits: 4,
     fits_blocks: 2,

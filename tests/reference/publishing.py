@@ -16,31 +16,36 @@ class Publishing:
 
     def release(self: ReferenceLedger, items: list[tuple[int, int]]) -> None:
         """Items are (handle, publish)."""
-        sequences = self._look_up([handle for handle, _ in items])
+        sequences = self._look_up_any([handle for handle, _ in items])
         for seq, (_, publish) in zip(sequences, items, strict=True):
-            before = self.protected()
-            tail = self._next_tail(seq) if publish and self.config.partial_reuse else None
-            cover = self.tree.find_cover(tail) if tail is not None else None
-            end = seq.node
-            if tail is not None and cover is None:
-                self._publish_tail(seq, tail)
-                before.add(id(tail))
-                end = tail
-            for cls in self.state_classes:
-                self._leave_state(seq, cls, cover or end, tail, bool(publish))
-            for pages in seq.private:
-                self._leave(seq, pages)
-            for cls in self.cross_classes:
-                for _ in seq.own[cls]:
-                    self._give_up_page(cls, self._stamp())
-            del self.sequences[seq.handle & 0xFFFFFFFF]
-            self.policy.served(seq.path)
-            self._touch_unprotected(before, end, seq.entered)
-            for cls in self.windowed_classes:
-                for block in end.path() if end is not None else []:
-                    if (cls, block) in seq.pins:
-                        self._enqueue(cls, block)
+            self._leave_everything(seq, bool(publish) and not seq.is_suspended)
             self.counters["released"] += 1
+
+    def _leave_everything(self: ReferenceLedger, seq: Sequence, publish: bool) -> None:
+        """Take a sequence out of the ledger, after publishing its tail if asked."""
+        before = self.protected()
+        tail = self._next_tail(seq) if publish and self.config.partial_reuse else None
+        cover = self.tree.find_cover(tail) if tail is not None else None
+        end = seq.node
+        if tail is not None and cover is None:
+            self._publish_tail(seq, tail)
+            before.add(id(tail))
+            end = tail
+        for cls in self.state_classes:
+            if cls in seq.own:
+                self._leave_state(seq, cls, cover or end, tail, publish)
+        for pages in seq.private:
+            self._leave(seq, pages)
+        for cls in self.cross_classes:
+            for _ in seq.own.get(cls, []):
+                self._give_up_page(cls, self._stamp())
+        del self.sequences[seq.handle & 0xFFFFFFFF]
+        self.policy.served(seq.path)
+        self._touch_unprotected(before, end, seq.entered)
+        for cls in self.windowed_classes:
+            for block in end.path() if end is not None else []:
+                if (cls, block) in seq.pins:
+                    self._enqueue(cls, block)
 
     def _leave_state(
         self: ReferenceLedger,

@@ -62,8 +62,9 @@ class Reading:
 
     def sequence(self: ReferenceLedger, handle: int) -> dict[str, Any]:
         """Return the lengths of one sequence."""
-        seq = self._look_up([handle])[0]
+        seq = self._look_up_any([handle])[0]
         return {
+            "suspended": seq.is_suspended,
             "known": len(seq.tokens),
             "history": seq.history,
             "reach": seq.reach,
@@ -96,6 +97,7 @@ class Reading:
         return {
             "classes": classes,
             "open_sequences": len(self.sequences),
+            "suspended_sequences": sum(seq.is_suspended for seq in self.sequences.values()),
             "promised": sum(map(self._promise_of_blocks, self.sequences.values())),
             "open_steps": len(self.open_steps),
             "newest_step": self.newest,

@@ -33,6 +33,7 @@ class Retaining:
         longest = self.config.max_seq_len
         for handle, start, end, priority, duration_ms in items:
             require(handle in by_handle, "stale handle")
+            require(not by_handle[handle].is_suspended, "suspended")
             require(0 <= start <= longest, "start")
             require(end == -1 or start <= end <= longest, "end")
             require(0 <= priority <= 100, "priority")

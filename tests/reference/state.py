@@ -15,8 +15,10 @@ COUNTERS = (
     *("target_only_hits", "published_blocks", "rebased_blocks", "evicted_blocks", "copied_blocks"),
     *("grown_blocks", "refused_grows", "accepted_tokens", "rewound_tokens", "released"),
     *("evicted_side_pages", "snapshots"),
-    *("forked", "refused_forks", "refused_leases"),
+    *("refused_leases",),
     *(f"missed_{reason}_tokens" for reason in ("private", "text", "last", "copy")),
+    *("forked", "refused_forks", "suspended", "resumed", "refused_resumes", "resumed_tokens"),
+    *("resumed_hit_tokens",),
 )
 
 
@@ -91,6 +93,7 @@ class Sequence:
     own: dict[int, list[int]] = field(default_factory=dict)
     entered: int = 0
     hints: list[Any] = field(default_factory=list)
+    is_suspended: bool = False
 
     @property
     def promise(self) -> int:

@@ -132,6 +132,22 @@ pub enum LedgerError {
         /// The oldest step with a recorded width.
         step: u64,
     },
+    /// The sequence is suspended: it has no pages.
+    #[error("handle[{item}] = {handle} is suspended: resume it first")]
+    Suspended {
+        /// The item.
+        item: usize,
+        /// The handle.
+        handle: i64,
+    },
+    /// Only suspended sequences can be resumed.
+    #[error("handle[{item}] = {handle} is not suspended")]
+    NotSuspended {
+        /// The item.
+        item: usize,
+        /// The handle.
+        handle: i64,
+    },
     /// Pages to copy are themselves destinations of copies that were never handed out by `moves`.
     #[error(
         "handle[{item}] = {handle} waits for {moves} page copies that were never taken by moves()"
@@ -239,6 +255,8 @@ impl LedgerError {
             Self::StepAlreadyGrown { .. } => "step_already_grown",
             Self::StepNotGrown { .. } => "step_not_grown",
             Self::StepInFlight { .. } => "step_in_flight",
+            Self::Suspended { .. } => "suspended",
+            Self::NotSuspended { .. } => "not_suspended",
             Self::CopiesWaiting { .. } => "copies_waiting",
             Self::AppendInsideKnown { .. } => "append_inside_known",
             Self::MovesNotTaken { .. } => "moves_not_taken",
@@ -283,7 +301,10 @@ impl LedgerError {
                     ("value", value.into()),
                 ]
             }
-            Self::StaleHandle { item, handle } | Self::RepeatedHandle { item, handle } => {
+            Self::StaleHandle { item, handle }
+            | Self::RepeatedHandle { item, handle }
+            | Self::Suspended { item, handle }
+            | Self::NotSuspended { item, handle } => {
                 vec![("item", item as i128), ("handle", handle.into())]
             }
             Self::StepNotOpen { step, newest, open } => {

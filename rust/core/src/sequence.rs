@@ -64,6 +64,8 @@ impl Widths {
 pub(crate) struct Sequence {
     pub generation: u32,
     pub open: bool,
+    /// Open, but without pages: all its tokens wait in `pending`, and it stands on no node.
+    pub suspended: bool,
     pub scope: i32,
     /// First position whose draft KV is valid; -1: no draft.
     pub draft_from: i32,
@@ -103,6 +105,7 @@ impl Sequence {
         Self {
             generation: 0,
             open: false,
+            suspended: false,
             scope: 0,
             draft_from: -1,
             max_total: 0,

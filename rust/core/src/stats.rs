@@ -46,6 +46,16 @@ counters! {
     forked,
     /// Forks refused for lack of pages now, or of a row.
     refused_forks,
+    /// Sequences suspended.
+    suspended,
+    /// Sequences resumed.
+    resumed,
+    /// Resumes refused for lack of pages now.
+    refused_resumes,
+    /// Known tokens of resumed sequences.
+    resumed_tokens,
+    /// Those of them that were found in the tree.
+    resumed_hit_tokens,
     /// Admissions refused for lack of pages now.
     refused_now,
     /// Admissions refused because they can never fit.
@@ -95,6 +105,8 @@ pub struct Stats {
     pub classes: Vec<ClassStats>,
     /// Open sequences.
     pub open_sequences: u32,
+    /// Those of them that are suspended.
+    pub suspended_sequences: u32,
     /// Prompt blocks that admissions count on and that are not taken yet.
     pub promised: u32,
     /// Steps in flight.

@@ -325,6 +325,45 @@ impl PyLedger {
         converted(py, self.lock(py)?.retain(&batch))
     }
 
+    fn suspend(
+        &self,
+        py: Python<'_>,
+        handle: &Bound<'_, PyAny>,
+        publish: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let handle = Input::<i64>::new(handle, "handle", 1)?;
+        let publish = Input::<u8>::new(publish, "publish", 1)?;
+        converted(py, self.lock(py)?.suspend(handle.slice(), publish.slice()))
+    }
+
+    fn resume(
+        &self,
+        py: Python<'_>,
+        step: StepNumber,
+        handle: &Bound<'_, PyAny>,
+        first: &Bound<'_, PyAny>,
+        ok: &Bound<'_, PyAny>,
+        hit: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        let handle = Input::<i64>::new(handle, "handle", 1)?;
+        let first = Input::<i32>::new(first, "first", 1)?;
+        let mut ok = Output::<u8>::new(ok, "ok", 1)?;
+        let mut hit = Output::<i32>::new(hit, "hit", 1)?;
+        disjoint(
+            py,
+            &[ok.region("ok"), hit.region("hit")],
+            &[handle.region("handle"), first.region("first")],
+        )?;
+        let result = self.lock(py)?.resume(
+            step.0,
+            handle.slice(),
+            first.slice(),
+            ok.slice_mut(),
+            hit.slice_mut(),
+        );
+        converted(py, result)
+    }
+
     fn release(
         &self,
         py: Python<'_>,

@@ -10,6 +10,7 @@ type Dict<'py> = PyResult<Bound<'py, PyDict>>;
 
 pub fn sequence<'py>(py: Python<'py>, dump: &SequenceDump, with_pages: bool) -> Dict<'py> {
     let out = PyDict::new(py);
+    out.set_item("suspended", dump.suspended)?;
     out.set_item("scope", dump.scope)?;
     out.set_item("draft_from", dump.draft_from)?;
     out.set_item("max_total", dump.max_total)?;
@@ -46,6 +47,7 @@ pub fn stats<'py>(py: Python<'py>, stats: &Stats) -> Dict<'py> {
     }
     out.set_item("classes", classes)?;
     out.set_item("open_sequences", stats.open_sequences)?;
+    out.set_item("suspended_sequences", stats.suspended_sequences)?;
     out.set_item("promised", stats.promised)?;
     out.set_item("open_steps", stats.open_steps)?;
     out.set_item("newest_step", stats.newest_step)?;

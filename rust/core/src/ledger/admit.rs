@@ -32,11 +32,14 @@ pub struct AdmitBatch<'a> {
 
 /// One request, checked.
 pub(super) struct Item<'a> {
-    prompt: &'a [Token],
-    scope: i32,
-    first: u32,
-    max_total: u32,
-    draft_from: i32,
+    /// Empty in a resume of a sequence that does not keep its tokens.
+    pub prompt: &'a [Token],
+    /// Tokens of the prompt.
+    pub len: u32,
+    pub scope: i32,
+    pub first: u32,
+    pub max_total: u32,
+    pub draft_from: i32,
 }
 
 /// What one admission takes, in blocks unless said otherwise.
@@ -75,23 +78,25 @@ impl Ledger {
         self.check_requests(batch)?;
         check_len("handle", handle.len(), batch.prompts.len())?;
         check_len("hit", hit.len(), batch.prompts.len())?;
-        let found = self.claim_all(batch);
+        let items: Vec<Item<'_>> = (0..batch.prompts.len())
+            .map(|at| self.item(batch, at))
+            .collect();
+        let found = self.claim_all(&items);
         let evicted = self.counters.evicted_blocks;
         let mut admitted = 0;
         let mut stopped = false;
-        for at in 0..batch.prompts.len() {
+        for (at, item) in items.iter().enumerate() {
             hit[at] = 0;
             if stopped {
                 handle[at] = REFUSED_NOT_TRIED;
                 continue;
             }
-            let item = self.item(batch, at);
             // An eviction may have taken a claimed block, or the rest of a node whose first blocks are.
             let match_ = match &found {
                 Some(found) if self.counters.evicted_blocks == evicted => found[at],
-                _ => self.match_item(&item),
+                _ => self.match_item(item),
             };
-            match self.admit_one(step, &item, match_) {
+            match self.admit_one(step, item, match_) {
                 Ok((row, tokens)) => {
                     handle[at] = Handle {
                         generation: self.sequences[row.at()].generation,
@@ -146,6 +151,7 @@ impl Ledger {
         let unsigned = "checked to be in range";
         Item {
             prompt: batch.prompts[at],
+            len: crate::ids::count(batch.prompts[at].len()),
             scope: batch.scope[at],
             first: u32::try_from(batch.first[at]).expect(unsigned),
             max_total: u32::try_from(batch.max_total[at]).expect(unsigned),
@@ -156,9 +162,9 @@ impl Ledger {
     }
 
     /// Finds and claims the matches of all items, if one of them might evict.
-    fn claim_all(&mut self, batch: &AdmitBatch<'_>) -> Option<Vec<Found>> {
-        let n = batch.prompts.len();
-        let tokens: u64 = batch.prompts.iter().map(|prompt| prompt.len() as u64).sum();
+    pub(super) fn claim_all(&mut self, items: &[Item<'_>]) -> Option<Vec<Found>> {
+        let n = items.len();
+        let tokens: u64 = items.iter().map(|item| u64::from(item.len)).sum();
         let per_item = u64::from(
             self.config
                 .extra_tokens
@@ -173,10 +179,9 @@ impl Ledger {
             return None;
         }
         let mut found = Vec::with_capacity(n);
-        for at in 0..n {
-            let item = self.item(batch, at);
-            let match_ = self.match_item(&item);
-            let demand = self.demand(&item, match_.usable);
+        for item in items {
+            let match_ = self.match_item(item);
+            let demand = self.demand(item, match_.usable);
             let end = demand.shared + u32::from(demand.source);
             self.tree.claim(match_.tail, end);
             found.push(match_);
@@ -221,7 +226,7 @@ impl Ledger {
 
     fn demand(&self, item: &Item<'_>, usable: u32) -> Demand {
         let size = self.config.tokens_per_block;
-        let len = crate::ids::count(item.prompt.len());
+        let len = item.len;
         let mut hit = usable.min(len - 1);
         hit -= hit % self.hit_unit();
         let shared = hit / size;
@@ -242,8 +247,7 @@ impl Ledger {
         match self.decide(item, found) {
             Ok(demand) => {
                 let row = self.admit_act(step, item, found, &demand);
-                let len = crate::ids::count(item.prompt.len());
-                self.count_misses(row, len, found.usable, demand.hit);
+                self.count_misses(row, item.len, found.usable, demand.hit);
                 Ok((row, demand.hit))
             }
             Err(reason) => {
@@ -262,20 +266,22 @@ impl Ledger {
         if self.free_rows.is_empty() {
             return Err(REFUSED_NO_ROW);
         }
-        let len = crate::ids::count(item.prompt.len());
-        if self.is_too_large(len, item.max_total) {
+        if self.is_too_large(item.len, item.max_total) {
             return Err(REFUSED_FOREVER);
         }
+        self.fitting_demand(item, found).ok_or(REFUSED_NOW)
+    }
+
+    /// What one request takes, if that is there, with a copy or without.
+    pub(super) fn fitting_demand(&self, item: &Item<'_>, found: Found) -> Option<Demand> {
         let demand = self.demand(item, found.usable);
         if self.has_room(found, &demand) {
-            return Ok(demand);
+            return Some(demand);
         }
         // The source of a copy is protected until the step completes; do without the copy.
         let whole_blocks = demand.shared * self.config.tokens_per_block;
         let retry = demand.source.then(|| self.demand(item, whole_blocks));
-        retry
-            .filter(|demand| self.has_room(found, demand))
-            .ok_or(REFUSED_NOW)
+        retry.filter(|demand| self.has_room(found, demand))
     }
 
     /// Whether the worst case of a request is larger than the pool.
@@ -287,7 +293,7 @@ impl Ledger {
 
     /// What admissions leave to those that run: nothing while nobody does.
     pub(super) fn watermark(&self) -> u64 {
-        if self.open_sequences() > 0 {
+        if self.open_sequences() > self.suspended {
             self.config.watermark_blocks.into()
         } else {
             0
@@ -312,10 +318,30 @@ impl Ledger {
         let seq = &mut self.sequences[row.at()];
         seq.generation += 1;
         seq.open = true;
+        self.start(row, step, item, found, demand);
+        self.counters.admitted += 1;
+        self.counters.prompt_tokens += u64::from(item.len);
+        self.counters.hit_tokens += u64::from(demand.hit);
+        if demand.hit > 0 && self.config.has_draft && item.draft_from < 0 {
+            self.counters.target_only_hits += 1;
+        }
+        row
+    }
+
+    /// Starts the sequence of a row on its first step: what it shares, what it takes, what is copied.
+    pub(super) fn start(
+        &mut self,
+        row: Row,
+        step: u64,
+        item: &Item<'_>,
+        found: Found,
+        demand: &Demand,
+    ) {
+        let seq = &mut self.sequences[row.at()];
         seq.scope = item.scope;
         seq.draft_from = item.draft_from;
         seq.max_total = item.max_total;
-        seq.known = crate::ids::count(item.prompt.len());
+        seq.known = item.len;
         seq.valid[TARGET] = demand.hit;
         seq.valid[DRAFT] = if item.draft_from >= 0 { demand.hit } else { 0 };
         seq.prompt_blocks = demand.shared + demand.whole;
@@ -340,13 +366,6 @@ impl Ledger {
         if keeps_tokens {
             self.store_prompt(row, item.prompt);
         }
-        self.counters.admitted += 1;
-        self.counters.prompt_tokens += item.prompt.len() as u64;
-        self.counters.hit_tokens += u64::from(demand.hit);
-        if demand.hit > 0 && self.config.has_draft && item.draft_from < 0 {
-            self.counters.target_only_hits += 1;
-        }
-        row
     }
 
     /// Protects the shared path and the source of the copy, and puts the shared pages into the row.

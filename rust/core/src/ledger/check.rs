@@ -50,6 +50,8 @@ pub struct NodeDump {
 pub struct SequenceDump {
     /// Its handle.
     pub handle: i64,
+    /// Whether it is suspended.
+    pub suspended: bool,
     /// Its scope.
     pub scope: i32,
     /// First position with draft KV, -1 without a draft.
@@ -137,7 +139,7 @@ impl Ledger {
     ///
     /// [`crate::LedgerError::StaleHandle`].
     pub fn sequence(&self, handle: i64) -> Result<SequenceDump, crate::LedgerError> {
-        Ok(self.dump_sequence(self.open_row(0, handle)?))
+        Ok(self.dump_sequence(self.any_row(0, handle)?))
     }
 
     fn open_rows(&self) -> impl Iterator<Item = Row> + '_ {
@@ -200,6 +202,7 @@ impl Ledger {
                 row,
             }
             .to_i64(),
+            suspended: seq.suspended,
             scope: seq.scope,
             draft_from: seq.draft_from,
             max_total: seq.max_total,
@@ -386,7 +389,7 @@ impl Ledger {
         let mut pins: BTreeMap<NodeId, u32> = BTreeMap::new();
         for row in self
             .open_rows()
-            .filter(|&row| self.sequences[row.at()].keeps_tokens)
+            .filter(|&row| !self.sequences[row.at()].node.is_none())
         {
             *pins.entry(self.sequences[row.at()].node).or_default() += 1;
         }
@@ -528,7 +531,8 @@ impl Ledger {
                 "{seq:?}"
             );
             let row = Handle::from_i64(seq.handle).expect("a handle").row;
-            if !self.sequences[row.at()].keeps_tokens {
+            self.check_suspended_state(row);
+            if self.sequences[row.at()].node.is_none() {
                 continue;
             }
             let inner = &self.sequences[row.at()];
@@ -553,6 +557,8 @@ impl Ledger {
             );
         }
         assert_eq!(promised, self.promised);
+        let suspended = dump.sequences.iter().filter(|seq| seq.suspended).count();
+        assert_eq!(suspended, self.suspended as usize);
         for row in self.open_rows() {
             assert_eq!(
                 self.sequences[row.at()].outstanding,
@@ -562,6 +568,18 @@ impl Ledger {
                     .map(|(_, width)| width)
                     .sum::<u32>()
             );
+        }
+    }
+
+    /// A suspended sequence has nothing but its tokens; any other one that keeps them stands on a node.
+    fn check_suspended_state(&self, row: Row) {
+        let seq = &self.sequences[row.at()];
+        let stands = seq.keeps_tokens && !seq.suspended;
+        assert_eq!(!seq.node.is_none(), stands, "{row:?} stands on a node");
+        if seq.suspended {
+            assert_eq!(seq.held + seq.published + seq.outstanding + seq.reach(), 0);
+            let kept = if seq.keeps_tokens { seq.known } else { 0 };
+            assert_eq!(seq.pending().len(), kept as usize);
         }
     }
 }

@@ -12,6 +12,7 @@
 //! | `fork.rs` | new sequences that continue open ones |
 //! | `lease.rs` | prefixes that stay protected without a sequence |
 //! | `retain.rs` | priorities of what a sequence publishes |
+//! | `suspend.rs` | giving up the pages of a sequence and getting new ones |
 //! | `release.rs` | the end of a sequence |
 //! | `identity.rs` | scopes and media |
 //! | `probe.rs` | what a scheduler asks first: what would fit, why a match ended |
@@ -35,6 +36,7 @@ mod publish;
 mod read;
 mod release;
 mod retain;
+mod suspend;
 mod tables;
 mod victims;
 
@@ -92,6 +94,8 @@ pub struct Ledger {
     moves: Vec<Move>,
     /// Sum of the promises of open sequences, in blocks.
     promised: u64,
+    /// Sequences that are open and suspended.
+    suspended: u32,
     /// Numbers the calls, to find handles that appear twice in one.
     calls: u64,
     counters: Counters,
@@ -133,6 +137,7 @@ impl Ledger {
             leases: Leases::default(),
             moves: Vec::new(),
             promised: 0,
+            suspended: 0,
             calls: 0,
             counters: Counters::default(),
             identity: Identity::new(&config.num_pages),
@@ -317,6 +322,16 @@ impl Ledger {
     /// Checks one handle of a call that has been numbered by `self.calls`.
     #[inline]
     fn check_handle(&mut self, item: usize, handle: i64) -> Result<Row, LedgerError> {
+        let row = self.check_any_handle(item, handle)?;
+        if self.sequences[row.at()].suspended {
+            return Err(LedgerError::Suspended { item, handle });
+        }
+        Ok(row)
+    }
+
+    /// The same for calls that take suspended sequences.
+    #[inline]
+    fn check_any_handle(&mut self, item: usize, handle: i64) -> Result<Row, LedgerError> {
         let parts = Handle::from_i64(handle);
         let seq = parts.and_then(|parts| {
             let seq = self.sequences.get_mut(parts.row.at())?;

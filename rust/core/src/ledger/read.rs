@@ -195,6 +195,7 @@ impl Ledger {
         Stats {
             classes: classes.collect(),
             open_sequences: self.open_sequences(),
+            suspended_sequences: self.suspended,
             promised: u32::try_from(self.promised).unwrap_or(u32::MAX),
             open_steps: crate::ids::count(self.steps.open().len()),
             newest_step: self.steps.newest(),
@@ -206,8 +207,17 @@ impl Ledger {
         }
     }
 
-    /// The row of an open sequence.
+    /// The row of an open sequence that is not suspended.
     pub(crate) fn open_row(&self, item: usize, handle: i64) -> Result<Row, LedgerError> {
+        let row = self.any_row(item, handle)?;
+        if self.sequences[row.at()].suspended {
+            return Err(LedgerError::Suspended { item, handle });
+        }
+        Ok(row)
+    }
+
+    /// The row of an open sequence, suspended or not.
+    pub(crate) fn any_row(&self, item: usize, handle: i64) -> Result<Row, LedgerError> {
         let stale = LedgerError::StaleHandle { item, handle };
         let parts = Handle::from_i64(handle).ok_or(stale.clone())?;
         match self.sequences.get(parts.row.at()) {

@@ -17,7 +17,7 @@ impl Ledger {
         check_len("publish", publish.len(), handle.len())?;
         self.calls += 1;
         for (item, &handle) in handle.iter().enumerate() {
-            self.check_handle(item, handle)?;
+            self.check_any_handle(item, handle)?;
         }
         for (&handle, &publish) in handle.iter().zip(publish) {
             let row = Handle::from_i64(handle).expect("checked above").row;
@@ -27,12 +27,25 @@ impl Ledger {
     }
 
     fn release_one(&mut self, row: Row, publish: bool) {
+        self.leave(row, publish);
         let seq = &mut self.sequences[row.at()];
-        let keeps_tokens = seq.keeps_tokens;
+        self.suspended -= u32::from(seq.suspended);
+        seq.suspended = false;
+        seq.open = false;
+        seq.hints.clear();
+        self.free_rows.push(Reverse(row.get()));
+        self.counters.released += 1;
+    }
+
+    /// Takes all that a sequence has, after publishing its tail if asked.
+    pub(super) fn leave(&mut self, row: Row, publish: bool) {
+        let seq = &mut self.sequences[row.at()];
+        // A suspended sequence has its tokens, but stands on nothing and has no block.
+        let stands = seq.keeps_tokens && !seq.suspended;
         self.promised -= u64::from(seq.promise());
         seq.prompt_blocks = 0;
         // Without partial reuse nobody could ever use a tail.
-        if publish && keeps_tokens && self.config.partial_reuse {
+        if publish && stands && self.config.partial_reuse {
             self.publish_tail(row);
         }
         let published = self.sequences[row.at()].published;
@@ -45,22 +58,18 @@ impl Ledger {
         let seq = &mut self.sequences[row.at()];
         self.tree.next_tick(std::mem::take(&mut seq.entered));
         let node = std::mem::replace(&mut seq.node, NodeId::NONE);
-        seq.open = false;
         seq.held = 0;
         seq.published = 0;
         seq.valid = [0; 2];
         seq.known = 0;
         seq.blocks.clear();
-        seq.hints.clear();
         seq.pending.clear();
         seq.pending_head = 0;
         seq.widths.clear();
         seq.outstanding = 0;
-        if keeps_tokens {
+        if stands {
             self.tree.serve(node);
             self.tree.unpin(node, &self.blocks, &self.steps);
         }
-        self.free_rows.push(Reverse(row.get()));
-        self.counters.released += 1;
     }
 }
