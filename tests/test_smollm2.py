@@ -84,12 +84,13 @@ def assert_served(model: Any, tokenizer: Any, engine: Engine, requests: list[Req
     assert_empty(engine.managers)
 
 
-def serve(loaded: tuple[Any, Any], count: int, **options: Any) -> None:
+def serve(loaded: tuple[Any, Any], count: int, **options: Any) -> Engine:
     model, tokenizer = loaded
     engine = build(
         model, draft_len=2, max_seq_len=256, eos_token_ids=[tokenizer.eos_token_id], **options
     )
     assert_served(model, tokenizer, engine, make_requests(tokenizer, count))
+    return engine
 
 
 def test_eight_requests_say_what_each_says_alone(loaded: tuple[Any, Any]) -> None:
@@ -106,8 +107,9 @@ def test_forty_requests_say_what_each_says_alone(
 
 @pytest.mark.full
 def test_forty_requests_under_pressure(loaded: tuple[Any, Any]) -> None:
-    # About 290 tokens of both roles.
-    serve(loaded, 40, memory="26MiB", step_tokens=96, tokens_per_block=4)
+    # About 160 tokens of both roles, not much more than the longest request has.
+    engine = serve(loaded, 40, memory="14MiB", step_tokens=96, tokens_per_block=4)
+    assert engine.stats.preemptions
 
 
 def test_chat_reuses_what_was_said(

@@ -370,6 +370,9 @@ def test_what_does_not_fit_is_refused() -> None:
     generator = PagedGenerator(model, managers)
     with pytest.raises(PagedCacheError, match="row 0 of attention_mask"):
         generator.generate(ids, mask.flip(1) * torch.tensor([1, 1, 1, 1, 1, 0]), **GREEDY)
+    for prompts in ([], [[3], []]):
+        with pytest.raises(PagedCacheError, match="each needs a token"):
+            PagedBatch(managers, prompts, model, max_new_tokens=4)
     with pytest.raises(PagedCacheError, match=r"num_kv_heads 1, head_dim 24"):
         PagedGenerator(model_of("qwen3"), managers).generate(ids, mask, **GREEDY)
     with pytest.raises(PagedCacheError, match="the plan has no draft"):

@@ -62,7 +62,8 @@ class PagedRows:
 
     Raises:
         OutOfPagesError: the prompts do not fit; nothing is held.
-        BatchError: longer than the plan's `max_seq_len`, or a draft where the plan has none.
+        BatchError: longer than the plan's `max_seq_len`.
+        PagedCacheError: no prompt, an empty one, or a draft where the plan has none.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class PagedRows:
         self._with_draft = with_draft
         self._reserve = managers.limits.reserve_tokens
         lens = np.array([len(prompt) for prompt in prompts], np.int64)
+        if not len(lens) or not lens.all():
+            raise PagedCacheError(f"prompts have lengths {lens.tolist()}; each needs a token")
         self._width = int(lens.max())
         self._pads = self._width - lens
         self._max_new = max_new_tokens
