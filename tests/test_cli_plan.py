@@ -102,6 +102,7 @@ def test_every_option_reaches_the_plan(run: Run):
         "enable_partial_reuse": True,
         "eviction_policy": "lru",
         "max_pinned_fraction": None,
+        "cache_ttl_ms": 0,
     }
     assert [rank["target"]["layers"] for rank in got["ranks"]] == [20] * 4 + [12] * 4
     # fp8 over 4 ranks: 512 B per layer; the draft's fp16 over 2 ranks: 2,048 B.

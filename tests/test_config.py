@@ -54,6 +54,7 @@ def refused(call: Any, field: str, *words: str) -> None:
         ({"enable_partial_reuse": None}, "enable_partial_reuse"),
         ({"eviction_policy": "fifo"}, "eviction_policy"),
         ({"max_pinned_fraction": 1.5}, "max_pinned_fraction"),
+        ({"cache_ttl_ms": -1}, "cache_ttl_ms"),
     ],
 )
 def test_a_cache_config_refuses(change: dict[str, object], field: str):

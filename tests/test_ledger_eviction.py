@@ -217,6 +217,41 @@ def test_a_lease_takes_nothing_that_a_prompt_was_promised(engine: str):
     assert one.ledger.pin(A, 0, float("inf"), -1) == (-1, 0)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_blocks_leave_after_their_time_to_live(engine: str):
+    one = build(engine, num_pages=(9,), ttl_ms=2_500)
+    use_at(one, 10.0, A, B)
+    use_at(one, 12.0, B, C)
+    one.ledger.begin_step(12.4)
+    assert cached(one) == [A, B, C]
+    one.ledger.begin_step(12.5)
+    assert cached(one) == [B, C], "A was used at 10.0, B again at 12.0"
+    assert one.stats()["expired_blocks"] == 1
+    assert one.stats()["evicted_blocks"] == 0
+    assert one.count("free") == 6
+    one.ledger.begin_step(100.0)
+    assert cached(one) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_in_use_or_leased_does_not_age(engine: str):
+    one = build(engine, num_pages=(9,), ttl_ms=1_000, max_leased_blocks=1)
+    use_at(one, 1.0, A, B)
+    step = one.ledger.begin_step(1.0)
+    handle = one.admit(step, (*A, 9999))
+    assert one.ledger.pin(B, 0, 50.0, -1)[0] == 1
+    one.complete(step)
+    one.complete(one.ledger.begin_step(49.0))
+    assert cached(one) == [A, B]
+    one.ledger.release([(handle, 0)])
+    one.complete(one.ledger.begin_step(49.5))
+    assert cached(one) == [A, B]
+    one.complete(one.ledger.begin_step(50.0))
+    assert cached(one) == [B], "A was let go at 49; the lease on B ends now, after 49.5"
+    one.complete(one.ledger.begin_step(50.5))
+    assert cached(one) == []
+
+
 def test_misuse_of_leases_is_an_error():
     one = build("core", max_leased_blocks=4)
     use(one, A)

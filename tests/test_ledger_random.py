@@ -50,6 +50,7 @@ EXPECTED_COUNTERS = {
         "grown_blocks",
         "accepted_tokens",
         "rewound_tokens",
+        "expired_blocks",
         "refused_leases",
         "released",
     ),

@@ -203,6 +203,7 @@ class Ledger:
         fingerprint: what keys name besides tokens and scope: weights, dtypes, layout.
         policy: in which order cached blocks are evicted: `lru`, `lfu` or `adaptive`; see
             `docs/eviction.md`.
+        ttl_ms: milliseconds without use after which cached blocks are given up; 0: never.
         max_leased_blocks: most blocks that leases (`pin`) may protect together.
     """
 
@@ -223,6 +224,7 @@ class Ledger:
         watermark_blocks: int = 0,
         policy: str = "lru",
         max_leased_blocks: int = 0,
+        ttl_ms: int = 0,
         lifetimes: Sequence[_Lifetime] | None = None,
         max_step_tokens: int = 0,
         num_blocks: int | None = None,
@@ -424,7 +426,7 @@ class Ledger:
         them, `promised`, `open_steps`, `newest_step`, `nodes`, `cached_blocks`, `leases`,
         `pinned_blocks`, and the counters `admitted`, `forked`, `refused_forks`, `suspended`,
         `resumed`, `refused_resumes`, `resumed_tokens`, `resumed_hit_tokens`, `refused_leases`,
-        `refused_now`, `refused_never`, `refused_rows`, `prompt_tokens`,
+        `expired_blocks`, `refused_now`, `refused_never`, `refused_rows`, `prompt_tokens`,
         `hit_tokens`, `missed_private_tokens`, `missed_text_tokens`, `missed_last_tokens`,
         `missed_copy_tokens`, `target_only_hits`, `published_blocks`, `rebased_blocks`,
         `evicted_blocks`, `copied_blocks`, `grown_blocks`, `refused_grows`, `accepted_tokens`,

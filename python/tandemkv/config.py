@@ -122,6 +122,8 @@ class KvCacheConfig:
         enable_partial_reuse: whether a hit may end inside a block; of no effect without
             `enable_block_reuse`.
         eviction_policy: in which order cached blocks are evicted: `lru`, `lfu` or `adaptive`.
+        cache_ttl_ms: milliseconds without use, by the clock of the steps, after which cached blocks
+            are given up; 0: never.
         max_pinned_fraction: how much of the pool leases on cached prefixes may protect together, as
             a fraction; None: there are no leases.
 
@@ -153,6 +155,7 @@ class KvCacheConfig:
     enable_partial_reuse: bool
     eviction_policy: EvictionPolicy
     max_pinned_fraction: Fraction | None
+    cache_ttl_ms: int
 
     def __init__(
         self,
@@ -175,6 +178,7 @@ class KvCacheConfig:
         enable_partial_reuse: bool = True,
         eviction_policy: EvictionPolicy = "lru",
         max_pinned_fraction: Fraction | float | str | None = None,
+        cache_ttl_ms: int = 0,
     ) -> None:
         device_bytes = parse_size(max_gpu_total_bytes, "max_gpu_total_bytes")
         if device_bytes == 0:
@@ -233,6 +237,7 @@ class KvCacheConfig:
             "enable_block_reuse": _check_bool("enable_block_reuse", enable_block_reuse),
             "enable_partial_reuse": _check_bool("enable_partial_reuse", enable_partial_reuse),
             "eviction_policy": check_policy("eviction_policy", eviction_policy),
+            "cache_ttl_ms": check_count("cache_ttl_ms", cache_ttl_ms, least=0),
             "max_pinned_fraction": (
                 None
                 if max_pinned_fraction is None

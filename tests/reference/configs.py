@@ -87,6 +87,7 @@ def config(pick: Pick, kinds: Sequence_[str] = COMPARED) -> Config:
         num_blocks=pick(fewest, most) if has_records else None,
         snapshot_interval=tpb * pick(0, 2) if "recurrent_state" in names else 0,
         watermark_blocks=(0, 0, pick(0, 4))[pick(0, 2)],
+        ttl_ms=(0, 0, pick(1, 6) * 500)[pick(0, 2)],
         max_leased_blocks=(0, pick(1, 8))[pick(0, 1)],
         policy=tuple(POLICIES)[pick(0, len(POLICIES) - 1)],
         events=(0, 512)[pick(0, 1)],

@@ -46,7 +46,7 @@ def apply_ops(config: Config, operations: Iterable[Operation], **options: Any) -
 # Which operations log what.
 _LOGS = {
     "stored": {"advance", "release", "suspend"},
-    "evicted": {"admit", "grow", "fork", "resume"},
+    "evicted": {"begin_step", "admit", "grow", "fork", "resume"},
     "dropped": {"drop_scope"},
     "cleared": {"reset_reuse_state"},
 }

@@ -99,6 +99,7 @@ class ReferenceLedger(
     def begin_step(self, now: float) -> int:
         require(now >= self.now, "now went backwards")
         self.end_leases(now)
+        self.expire(now)
         self.now = now
         self._end_hints()
         self.newest += 1

@@ -110,6 +110,7 @@ class Pools:
             if id(block) in before and id(block) not in after:
                 block.last_use, block.stamp = self.tick, self._stamp()
                 block.rank = self.policy.rank(block)
+                block.used_at = self.now
 
     # Eviction
 
@@ -147,13 +148,7 @@ class Pools:
                 unclaimed or leaves, key=lambda block: (block.priority, *self.policy.order(block))
             )
             self.policy.evicted(victim)
-            self.tree.remove(victim)
-            for cls, page in enumerate(victim.pages):
-                if page and cls in self.side_classes:
-                    self._give_up_page(cls, victim.side_stamps[cls])
-                    self._forget_side(cls, victim)
-                elif page:
-                    self.free[cls] += 1
+            self._remove_leaf(victim)
             self.counters["evicted_blocks"] += 1
         for cls in self.side_classes:
             while self.free[cls] < needs[cls]:
@@ -166,6 +161,25 @@ class Pools:
     def is_awaited(self: ReferenceLedger, page: int) -> bool:
         """Tell whether a copy that `moves` has not handed out will write the page."""
         return any(destination == page for _, (_, _, destination, _) in self.queued_moves)
+
+    def _remove_leaf(self: ReferenceLedger, leaf: Block) -> None:
+        self.tree.remove(leaf)
+        for cls, page in enumerate(leaf.pages):
+            if page and cls in self.side_classes:
+                self._give_up_page(cls, leaf.side_stamps[cls])
+                self._forget_side(cls, leaf)
+            elif page:
+                self.free[cls] += 1
+
+    def expire(self: ReferenceLedger, now: float) -> None:
+        """Give up blocks that nothing has used for the time to live."""
+        ttl = self.config.ttl_ms / 1000.0
+        while ttl:
+            old = [b for b in self.evictable() if not b.children and b.used_at + ttl <= now]
+            if not old:
+                return
+            self._remove_leaf(min(old, key=lambda block: block.last_use))
+            self.counters["expired_blocks"] += 1
 
     # Taking
 

@@ -15,7 +15,7 @@ COUNTERS = (
     *("target_only_hits", "published_blocks", "rebased_blocks", "evicted_blocks", "copied_blocks"),
     *("grown_blocks", "refused_grows", "accepted_tokens", "rewound_tokens", "released"),
     *("evicted_side_pages", "snapshots"),
-    *("refused_leases",),
+    *("refused_leases", "expired_blocks"),
     *(f"missed_{reason}_tokens" for reason in ("private", "text", "last", "copy")),
     *("forked", "refused_forks", "suspended", "resumed", "refused_resumes", "resumed_tokens"),
     *("resumed_hit_tokens",),
@@ -61,6 +61,7 @@ class Config:
     snapshot_interval: int = 0
     watermark_blocks: int = 0
     max_leased_blocks: int = 0
+    ttl_ms: int = 0
     policy: str = "lru"
     events: int = 0
     fingerprint: bytes = b""

@@ -27,6 +27,7 @@ class Block:
         key: of a full block, once it was asked for.
         snapshots: in each state class with a page, the tokens of the block that the state covers.
         side_stamps: in each windowed and state class, the stamp of its page's last pin.
+        used_at: the clock at its last use.
         priority: lower goes first.
         until: the time from which on the default priority holds again.
         uses: how often it was used, counting its entry.
@@ -44,6 +45,7 @@ class Block:
     is_partial: bool
     last_use: int = 0
     stamp: int = 0
+    used_at: float = 0.0
     priority: int = DEFAULT_PRIORITY
     until: float = math.inf
     uses: int = 1

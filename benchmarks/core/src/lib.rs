@@ -49,6 +49,7 @@ impl Setup {
             same_stream: false,
             watermark_blocks: 0,
             max_leased_blocks: 0,
+            ttl_ms: 0,
             policy: EvictionPolicy::Lru,
         })
         .expect("a valid configuration")

@@ -98,6 +98,7 @@ def build_managers(
         same_stream=same_stream,
         watermark_blocks=watermark_blocks,
         policy=plan.config.eviction_policy,
+        ttl_ms=plan.config.cache_ttl_ms,
         max_leased_blocks=int((plan.config.max_pinned_fraction or 0) * limits.usable_pages),
         events=check_count("events", events, least=0),
         fingerprint=fingerprint,

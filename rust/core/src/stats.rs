@@ -92,6 +92,8 @@ counters! {
     accepted_tokens,
     /// Tokens that ran and were not kept.
     rewound_tokens,
+    /// Blocks given up at the end of their time to live.
+    expired_blocks,
     /// Leases refused.
     refused_leases,
     /// Sequences released.

@@ -110,6 +110,7 @@ fn config() -> impl Strategy<Value = LedgerConfig> {
                     same_stream,
                     watermark_blocks,
                     max_leased_blocks: 0,
+                    ttl_ms: 0,
                     policy,
                 }
             },

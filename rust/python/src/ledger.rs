@@ -53,12 +53,13 @@ impl PyLedger {
         extra_tokens = Integer(Ok(0)), reserve_tokens = Integer(Ok(0)), lookahead = Integer(Ok(0)),
         reuse = true, partial_reuse = true,
         same_stream = false, watermark_blocks = Integer(Ok(0)), policy = "lru", max_leased_blocks = Integer(Ok(0)),
+        ttl_ms = Integer(Ok(0)),
         lifetimes = None, max_step_tokens = Integer(Ok(0)), num_blocks = None,
         snapshot_interval = Integer(Ok(0)), events = Integer(Ok(0)), fingerprint = b"".as_slice(),
     ), text_signature = "(*, tokens_per_block, num_pages, max_sequences, max_seq_len, \
         has_draft=False, extra_tokens=0, reserve_tokens=0, lookahead=0, reuse=True, \
         partial_reuse=True, same_stream=False, watermark_blocks=0, policy='lru', \
-        max_leased_blocks=0, lifetimes=None, \
+        max_leased_blocks=0, ttl_ms=0, lifetimes=None, \
         max_step_tokens=0, num_blocks=None, snapshot_interval=0, events=0, fingerprint=b'')")]
     // One keyword per field of the configuration; the booleans are independent switches.
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)]
@@ -78,6 +79,7 @@ impl PyLedger {
         watermark_blocks: Integer,
         policy: &str,
         max_leased_blocks: Integer,
+        ttl_ms: Integer,
         lifetimes: Option<Vec<LifetimeTuple>>,
         max_step_tokens: Integer,
         num_blocks: Option<Integer>,
@@ -107,6 +109,7 @@ impl PyLedger {
             same_stream,
             watermark_blocks: watermark_blocks.get(py, "watermark_blocks", FROM_ZERO)?,
             policy: named_policy(py, policy)?,
+            ttl_ms: ttl_ms.get(py, "ttl_ms", FROM_ZERO)?,
             max_leased_blocks: max_leased_blocks.get(py, "max_leased_blocks", FROM_ZERO)?,
             lifetimes,
             max_step_tokens: max_step_tokens.get(py, "max_step_tokens", FROM_ZERO)?,

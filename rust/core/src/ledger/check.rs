@@ -237,6 +237,7 @@ impl Ledger {
                 self.steps.copies(),
                 self.tree.tick,
                 self.tree.growth,
+                self.tree.ages(),
                 self.tree.policy_state(),
             ),
             (

@@ -44,6 +44,8 @@ pub struct LedgerConfig {
     pub same_stream: bool,
     /// Blocks per class that admissions leave to the growth of open sequences.
     pub watermark_blocks: u32,
+    /// Milliseconds without use after which cached blocks are given up; 0: never.
+    pub ttl_ms: u32,
     /// Most blocks that leases may protect together.
     pub max_leased_blocks: u32,
     /// In which order cached blocks are evicted.

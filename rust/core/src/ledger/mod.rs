@@ -125,6 +125,7 @@ impl Ledger {
                 classes.full(),
                 config.lookahead,
                 config.policy.build(records),
+                config.ttl_ms,
             ),
             steps: Steps::new(config.same_stream),
             sequences: (0..rows).map(|_| Sequence::closed()).collect(),
@@ -166,6 +167,13 @@ impl Ledger {
     pub fn begin_step(&mut self, now: f64) -> Result<u64, LedgerError> {
         self.steps.check_clock(now)?;
         self.end_leases(now);
+        let mut store = Store {
+            blocks: &mut self.blocks,
+            pools: &mut self.pools,
+            sides: &mut self.sides,
+        };
+        let expired = self.tree.expire(now, &mut store, &self.steps);
+        self.counters.expired_blocks += u64::from(expired);
         let step = self.steps.begin(now)?;
         self.tree.expire_retention(&self.steps);
         Ok(step)
@@ -242,7 +250,7 @@ impl Ledger {
         self.leases.clear();
         let (tick, growth) = (self.tree.tick, self.tree.growth);
         let policy = self.config.policy.build(self.blocks.records());
-        self.tree = Tree::new(full, self.config.lookahead, policy);
+        self.tree = Tree::new(full, self.config.lookahead, policy, self.config.ttl_ms);
         (self.tree.tick, self.tree.growth) = (tick, growth);
         self.note_cleared();
         Ok(())

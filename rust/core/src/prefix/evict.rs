@@ -115,7 +115,13 @@ impl Tree {
     }
 
     /// Evicts the last `taken` blocks of a leaf.
-    fn evict_tail(&mut self, id: NodeId, taken: u32, store: &mut Store<'_>, steps: &Steps) {
+    pub(super) fn evict_tail(
+        &mut self,
+        id: NodeId,
+        taken: u32,
+        store: &mut Store<'_>,
+        steps: &Steps,
+    ) {
         let lookahead = self.lookahead;
         let node = self.node(id);
         let kept = node.len() - taken;

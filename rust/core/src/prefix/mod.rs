@@ -15,6 +15,7 @@
 //! | `protect.rs` | pins, and what they protect |
 //! | `evict.rs` | claims and eviction |
 //! | `lease.rs` | what leases protect |
+//! | `expire.rs` | time to live |
 //! | `leaves.rs` | the inactive leaves in the order of eviction |
 //! | `policy/` | what decides that order |
 //! | `retain.rs` | priorities of blocks, and their end |
@@ -23,6 +24,7 @@ mod children;
 mod drop;
 mod edit;
 mod evict;
+mod expire;
 mod explain;
 mod find;
 mod lease;
@@ -36,6 +38,7 @@ mod text;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub(crate) use edit::Incoming;
+pub(crate) use expire::Ages;
 pub(crate) use find::Found;
 pub(crate) use node::{Node, Partial};
 pub use policy::EvictionPolicy;
@@ -89,10 +92,17 @@ pub(crate) struct Tree {
     cached: u32,
     /// Blocks that leases protect.
     leased: u32,
+    /// What became inactive when, if blocks have a time to live.
+    ages: Ages,
 }
 
 impl Tree {
-    pub(crate) fn new(classes: usize, lookahead: u32, policy: Box<dyn Policy>) -> Self {
+    pub(crate) fn new(
+        classes: usize,
+        lookahead: u32,
+        policy: Box<dyn Policy>,
+        ttl_ms: u32,
+    ) -> Self {
         Self {
             nodes: Slab::new(),
             roots: BTreeMap::new(),
@@ -108,6 +118,7 @@ impl Tree {
             waiting: VecDeque::new(),
             cached: 0,
             leased: 0,
+            ages: Ages::new(ttl_ms),
         }
     }
 
@@ -115,6 +126,11 @@ impl Tree {
     #[inline]
     pub(crate) fn evictable(&self) -> u32 {
         self.evictable
+    }
+
+    /// What later expiries depend on, short of the nodes.
+    pub(crate) fn ages(&self) -> &Ages {
+        &self.ages
     }
 
     /// What a partial block has when it enters the tree.

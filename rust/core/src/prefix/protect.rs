@@ -201,6 +201,7 @@ impl Tree {
             self.enter_leaves(id, steps);
         }
         self.count_inactive(stamp, len, steps);
+        self.note_inactive(id);
         match only {
             Some(child) if self.can_merge(id, child) => {
                 self.merge(id, child, blocks);
