@@ -23,7 +23,7 @@ from tandemkv.errors import LedgerError
 CASES = json.loads((Path(__file__).parent / "data/cases/runtime.json").read_text())
 ERRORS = (LedgerError, Misuse)
 
-_SUSPEND = "needs suspend and resume, which come with the memory tiers"
+_BY_VALUE = "tables go out by value: no row of the caller's is attached"
 _SIZING = "concerns the sizes of pools, which planning decides"
 _SCRATCH = (
     "there are no scratch pages: a prompt gives its window pages back chunk by chunk "
@@ -34,13 +34,13 @@ _EVENTS = "needs the event stream"
 _OPTIONAL = "an optional feature of the case collection that is not built"
 
 ELSEWHERE: dict[str, str] = {
-    "runtime-001": "a sequence starts with its prompt here; an empty one is " + _SUSPEND,
+    "runtime-001": "a sequence starts with its prompt here; there is none without tokens",
     "runtime-004": "shutting down belongs to the managers",
-    "runtime-010": _SUSPEND,
+    "runtime-010": _BY_VALUE,
     "runtime-012": _OPTIONAL,
     "runtime-014": _SIZING,
-    "runtime-015": _SUSPEND,
-    "runtime-016": _SUSPEND,
+    "runtime-015": "a resume is bounded by the promises of each class, not by a utilisation limit",
+    "runtime-016": _SIZING,
     "runtime-017": _SIZING,
     "runtime-018": _SIZING,
     "runtime-019": _SIZING,
@@ -60,7 +60,7 @@ ELSEWHERE: dict[str, str] = {
     "runtime-053": "needs the per-step statistics (missed, generated) of the metrics",
     "runtime-054": "needs the per-step statistics of the metrics",
     "runtime-056": _EVENTS,
-    "runtime-061": _SUSPEND,
+    "runtime-061": _BY_VALUE,
     "runtime-063": "concerns the device copy",
 }
 

@@ -128,6 +128,10 @@ def test_no_snapshot_no_reuse(engine: str) -> None:
     assert s.match(tokens(64)) == 0
     s.decode(handle, 1)
     assert s.pages(handle, 1) == [page]
+    # Without a colder tier a suspended sequence keeps no page; it leaves its state as a snapshot.
+    s.ledger.suspend([(handle, 1)])
+    assert s.counts(1)["live"] == 0
+    assert s.ledger.resume(s.begin(), [(handle, 8)])[2] == [65]
 
 
 @covers("runtime-041")

@@ -236,6 +236,26 @@ def test_churn_takes_no_block_from_a_sequence_that_rests(engine: str, build) -> 
     assert [s.match(tokens(n)) for n in (64, 63)] == [64, 0]
 
 
+@pytest.mark.parametrize("build", [hybrid, pure])
+def test_churn_harms_no_sequence_that_is_suspended(engine: str, build) -> None:
+    """The same bug with a suspended sequence: it resumes, from less, and commits one more page."""
+    s = build(engine, states=4, tokens_per_block=32, snapshot_interval=32, max_seq_len=512)
+    rest = s.prefill_in_chunks(tokens(64), 32, 999)
+    s.ledger.suspend([(rest, 1)])
+    assert s.match((*tokens(64), 999)) == 64
+    for i in range(100):
+        s.serve(tokens(128, 1000 * (i + 1)))
+    step = s.begin()
+    assert s.ledger.resume(step, [(rest, 65)])[1] == [1]
+    s.complete(step)
+    s.advance(step, rest)
+    for token in range(32):
+        s.decode(rest, token)
+    assert s.sequence(rest)["committed"] == 96
+    s.release(rest)
+    assert s.match((*tokens(64), 999, *range(31))) == 96
+
+
 def test_records_bound_the_tree_of_a_state_model(engine: str) -> None:
     s = pure(engine, states=8, num_blocks=10)
     for i in range(5):
