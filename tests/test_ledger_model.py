@@ -71,7 +71,7 @@ def test_invariants_hold_after_every_operation(kind: str) -> None:
     rng = random.Random(kind)
     kinds, weights = list(operations.WEIGHTS), list(operations.WEIGHTS.values())
     total: Counter[str] = Counter()
-    for _ in range(8):
+    for _ in range(12):
         alone = Alone(configs.config(rng.randint, [kind]))
         for operation in rng.choices(kinds, weights, k=OPERATIONS_PER_LEDGER):
             alone.apply(*operation(alone, rng.randint))

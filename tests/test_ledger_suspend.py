@@ -200,3 +200,66 @@ def test_misuse_names_the_state_and_changes_nothing() -> None:
     with pytest.raises(LedgerError, match="step 99"):
         resume(s, 99, handle)
     assert s.ledger.digest() == before
+
+
+class TestDetachLive:
+    """`reset_reuse_state(detach_live=True)`: new weights under running sequences."""
+
+    def test_live_sequences_keep_their_pages_and_publish_nothing(self, engine: str) -> None:
+        s = Scenario(engine)
+        s.serve(tokens(8, 500))
+        handle = s.prefill(tokens(10), 99)
+        pages = s.pages(handle)
+        with pytest.raises(ERRORS):
+            s.ledger.reset_reuse_state()
+        s.ledger.reset_reuse_state(True)
+        assert (s.match(tokens(10)), s.match(tokens(8, 500))) == (0, 0)
+        assert s.pages(handle) == pages
+        assert (s.count("live"), s.count("cached"), s.count("free")) == (3, 0, 29)
+        state = s.sequence(handle)
+        assert (state["committed"], state["history"], state["scope"]) == (0, 10, -1)
+        for token in range(98, 88, -1):
+            s.decode(handle, token)
+        assert s.count("cached") == 0
+        s.release(handle)
+        assert (s.match(tokens(10)), s.count("free")) == (0, 32)
+
+    def test_what_sequences_shared_stays_until_the_last_one(self, engine: str) -> None:
+        s = Scenario(engine)
+        first = s.prefill(tokens(10), 99)
+        second = s.prefill((*tokens(8), 700, 701), 99)
+        assert s.pages(first)[:2] == s.pages(second)[:2]
+        s.ledger.reset_reuse_state(True)
+        assert s.count("live") == 4
+        s.release(first)
+        assert s.count("live") == 3
+        _, [child] = s.ledger.fork(s.begin(), [second])
+        assert s.pages(child)[:2] == s.pages(second)[:2]
+        s.release(second)
+        s.release(child)
+        assert s.count("live") == 0
+
+    def test_a_suspended_sequence_starts_anew(self, engine: str) -> None:
+        s = Scenario(engine)
+        handle = s.prefill(tokens(10), 99)
+        s.ledger.suspend([(handle, 1)])
+        s.ledger.reset_reuse_state(True)
+        assert s.count("free") == 32
+        step = s.begin()
+        assert resume(s, step, handle) == (True, 0)
+        s.complete(step)
+        s.advance(step, handle)
+        assert s.match(tokens(10)) == 8, "it publishes what it has run after the reset"
+
+    def test_pages_wait_for_the_step_that_reads_them(self, engine: str) -> None:
+        s = Scenario(engine)
+        s.serve(tokens(10))
+        step = s.begin()
+        handle = s.admit(step, tokens(10))
+        s.ledger.reset_reuse_state(True)
+        assert (s.count("fenced"), s.count("live")) == (1, 3)
+        s.complete(step)
+        assert s.count("fenced") == 0
+        s.advance(step, handle)
+        s.release(handle)
+        assert s.count("free") == 32

@@ -436,7 +436,11 @@ class Ledger:
         tokens and those sampled after a prompt. `rewound_tokens` counts positions that ran and
         were given back. Hit and missed tokens add up to `prompt_tokens`.
         """
-    def reset_reuse_state(self) -> None: ...
+    def reset_reuse_state(self, detach_live: bool = False) -> None:
+        """Forget all that could be reused; refused while sequences are open without `detach_live`.
+
+        With it, open sequences keep their pages and publish nothing any more.
+        """
     def digest(self) -> bytes: ...
     def dump(self) -> dict[str, Any]:
         """Return the whole state, readable.

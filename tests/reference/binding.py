@@ -208,8 +208,8 @@ class CoreLedger:
             stats.setdefault(name, 0)
         return stats
 
-    def reset_reuse_state(self) -> None:
-        self.core.reset_reuse_state()
+    def reset_reuse_state(self, detach_live: bool = False) -> None:
+        self.core.reset_reuse_state(detach_live)
 
     def digest(self) -> bytes:
         return self.core.digest()

@@ -443,7 +443,7 @@ def updates(pair: Comparison, pick: Pick) -> Operation:
 
 
 def reset_reuse_state(pair: Comparison, pick: Pick) -> Operation:
-    return ("reset_reuse_state",)
+    return ("reset_reuse_state", pick(0, 1) == 1)
 
 
 IDENTITY = (

@@ -110,12 +110,38 @@ class Reading:
     def _promise_of_blocks(self: ReferenceLedger, seq: Sequence) -> int:
         return self.promise(seq, self.full_classes[0]) if self.full_classes else 0
 
-    def reset_reuse_state(self: ReferenceLedger) -> None:
-        """Give up every cached block."""
-        if self.sequences:
+    def reset_reuse_state(self: ReferenceLedger, detach_live: bool = False) -> None:
+        """Give up every cached block; with `detach_live`, those of sequences become theirs."""
+        if self.sequences and not detach_live:
             raise SequencesOpen(len(self.sequences))
+        live = [
+            seq for seq in self.sequences.values() if self.publishes(seq) and not seq.is_suspended
+        ]
+        owned = {seq.handle: self._unpublished_pages(seq) for seq in live}
+        kept = {page for blocks in owned.values() for pages in blocks for page in pages}
+        for block in self.tree.blocks:
+            for cls in [*self.full_classes, *self.windowed_classes]:
+                if block.pages[cls] in kept:
+                    block.pages[cls] = 0
         self.give_up_blocks(self.tree.blocks)
+        for seq in live:
+            seq.private, seq.node, seq.pins = owned[seq.handle], None, []
+            seq.scope, seq.entered, seq.hints = -1, 0, []
         self.policy = POLICIES[self.config.policy](self.most_blocks())
+
+    def _unpublished_pages(self: ReferenceLedger, seq: Sequence) -> list[list[int]]:
+        """Return the pages of a sequence's blocks as if it had published none; records go."""
+        for pages in seq.private:
+            if self.record_class is not None:
+                self._give_up_page(self.record_class, 0)
+                pages[self.record_class] = 0
+        in_rows = [*self.full_classes, *self.windowed_classes]
+        shared = [[0] * len(self.lifetimes) for _ in seq.path]
+        for cls in in_rows:
+            if cls != self.record_class:
+                for pages, page in zip(shared, self.columns(seq, cls), strict=False):
+                    pages[cls] = page
+        return shared + seq.private
 
     def give_up_blocks(self: ReferenceLedger, blocks: list[Block]) -> None:
         """Give up all blocks of some scopes, also while copies read them."""

@@ -75,7 +75,9 @@ fn admit_publish(c: &mut Criterion) {
                         |(ledger, batch)| {
                             assert_eq!(batch.hit_tokens(), 0);
                             measured::release(ledger, batch);
-                            ledger.reset_reuse_state().expect("no sequence is open");
+                            ledger
+                                .reset_reuse_state(false)
+                                .expect("no sequence is open");
                         },
                     )
                 });

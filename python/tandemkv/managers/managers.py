@@ -508,14 +508,18 @@ class Managers:
         with self._lock:
             drop_scope(self._ledger, adapter, cache_salt)
 
-    def reset_reuse_state(self) -> None:
+    def reset_reuse_state(self, detach_live: bool = False) -> None:
         """Forget everything that could be reused.
 
+        Args:
+            detach_live: do so although requests are open, as after new weights: they keep their
+                pages and run on, but nothing of theirs becomes reusable any more.
+
         Raises:
-            SequencesOpenError: requests are open; nothing was changed.
+            SequencesOpenError: requests are open, and not `detach_live`; nothing was changed.
         """
         with self._lock:
-            self._ledger.reset_reuse_state()
+            self._ledger.reset_reuse_state(detach_live)
 
     def stats(self) -> ManagerStats:
         """Return counts and counters, and what each role uses; see `ManagerStats`."""

@@ -60,7 +60,9 @@ enum Op {
     Updates {
         room: usize,
     },
-    Reset,
+    Reset {
+        detach_live: bool,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -157,7 +159,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (-1_i64..20).prop_map(|need| Op::Victims { need }),
         2 => Just(Op::Moves),
         1 => (0_usize..40).prop_map(|room| Op::Updates { room }),
-        1 => Just(Op::Reset),
+        1 => any::<bool>().prop_map(|detach_live| Op::Reset { detach_live }),
     ]
 }
 
@@ -259,9 +261,9 @@ impl Driver {
                 Outcome::Acted
             }
             Op::Updates { room } => self.updates(*room),
-            Op::Reset => match self.ledger.reset_reuse_state() {
+            Op::Reset { detach_live } => match self.ledger.reset_reuse_state(*detach_live) {
                 Ok(()) => {
-                    assert!(self.open.is_empty());
+                    assert!(*detach_live || self.open.is_empty());
                     assert_eq!(self.ledger.stats().cached_blocks, 0);
                     Outcome::Acted
                 }
@@ -686,7 +688,7 @@ impl Driver {
                 .iter()
                 .all(|class| class.evictable == class.cached)
         );
-        self.ledger.reset_reuse_state().unwrap();
+        self.ledger.reset_reuse_state(false).unwrap();
         let stats = self.ledger.stats();
         assert!(
             stats

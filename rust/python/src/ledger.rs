@@ -652,8 +652,9 @@ impl PyLedger {
         views::stats(py, &stats).map(Bound::into_any)
     }
 
-    fn reset_reuse_state(&self, py: Python<'_>) -> PyResult<()> {
-        converted(py, self.lock(py)?.reset_reuse_state())
+    #[pyo3(signature = (detach_live = false))]
+    fn reset_reuse_state(&self, py: Python<'_>, detach_live: bool) -> PyResult<()> {
+        converted(py, self.lock(py)?.reset_reuse_state(detach_live))
     }
 
     fn digest<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {

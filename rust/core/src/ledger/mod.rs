@@ -14,6 +14,7 @@
 //! | `retain.rs` | priorities of what a sequence publishes |
 //! | `suspend.rs` | giving up the pages of a sequence and getting new ones |
 //! | `release.rs` | the end of a sequence |
+//! | `reset.rs` | forgetting all that could be reused |
 //! | `identity.rs` | scopes and media |
 //! | `probe.rs` | what a scheduler asks first: what would fit, why a match ended |
 //! | `victims.rs` | what preempting sequences would give |
@@ -35,6 +36,7 @@ mod probe;
 mod publish;
 mod read;
 mod release;
+mod reset;
 mod retain;
 mod suspend;
 mod tables;
@@ -211,48 +213,6 @@ impl Ledger {
                 self.copies.push((queued_in, source));
             }
         }
-        Ok(())
-    }
-
-    /// Gives up every cached block.
-    ///
-    /// # Errors
-    ///
-    /// [`LedgerError::SequencesOpen`] while sequences are open.
-    pub fn reset_reuse_state(&mut self) -> Result<(), LedgerError> {
-        let open = self.open_sequences();
-        if open > 0 {
-            return Err(LedgerError::SequencesOpen {
-                call: "reset_reuse_state",
-                open: open as usize,
-            });
-        }
-        let full = self.classes.full();
-        let nodes = self.tree.walk();
-        // Blocks whose fence has passed first, so that fenced pages keep the order of their stamps.
-        for id in nodes {
-            let node = self.tree.node(id);
-            let stamp = if self.steps.passed(node.stamp) && !node.is_active() {
-                0
-            } else {
-                self.steps.stamp()
-            };
-            for (at, &block) in node.blocks().iter().enumerate() {
-                self.blocks.give_back(std::iter::once(block));
-                for (class, pool) in self.pools[..full].iter_mut().enumerate() {
-                    let page = node.pages(full)[at * full + class];
-                    pool.give_back(std::iter::once(page), stamp, &self.steps);
-                }
-            }
-        }
-        // Copies in flight read pages that are fenced now; their nodes are gone.
-        self.copies.clear();
-        self.leases.clear();
-        let (tick, growth) = (self.tree.tick, self.tree.growth);
-        let policy = self.config.policy.build(self.blocks.records());
-        self.tree = Tree::new(full, self.config.lookahead, policy, self.config.ttl_ms);
-        (self.tree.tick, self.tree.growth) = (tick, growth);
-        self.note_cleared();
         Ok(())
     }
 
