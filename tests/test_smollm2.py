@@ -106,10 +106,10 @@ def test_forty_requests_say_what_each_says_alone(
 
 
 @pytest.mark.full
-def test_forty_requests_under_pressure(loaded: tuple[Any, Any]) -> None:
+def test_forty_requests_in_a_small_pool(loaded: tuple[Any, Any]) -> None:
     # About 160 tokens of both roles, not much more than the longest request has.
     engine = serve(loaded, 40, memory="14MiB", step_tokens=96, tokens_per_block=4)
-    assert engine.stats.preemptions
+    assert engine.managers.ledger.stats()["evicted_blocks"] > 100
 
 
 def test_chat_reuses_what_was_said(
