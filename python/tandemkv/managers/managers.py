@@ -19,6 +19,7 @@ from tandemkv.managers.arrays import int_array, publish_flags
 from tandemkv.managers.batch import Batch, RequestIds
 from tandemkv.managers.dummies import Dummies
 from tandemkv.managers.identity import drop_scope
+from tandemkv.managers.lifecycle import Lifecycle
 from tandemkv.managers.limits import Limits
 from tandemkv.managers.moves import PageMover
 from tandemkv.managers.offsets import BlockOffsets
@@ -60,6 +61,7 @@ class Managers:
         self._steps = Steps()
         self._now = 0.0
         self._preparation = Preparation(ledger, limits, self._registry)
+        self._lifecycle = Lifecycle(ledger, limits, self._registry, self._steps, self._preparation)
         self._preemptions = Preemptions()
         self._decodes = DecodeSteps()
         self._dummies = Dummies(ledger, limits, self._registry)
@@ -381,7 +383,7 @@ class Managers:
             return self._registry.resolve(RequestIds(request_ids)).copy()
 
     def hit_lengths(self, request_ids: Iterable[Hashable]) -> NDArray[np.int32]:
-        """Return how many prompt tokens each request reused when it was admitted, int32 `[n]`.
+        """Return how many prompt tokens each request reused when admitted or resumed, int32 `[n]`.
 
         Raises:
             RequestError: an id that is not open.
@@ -467,6 +469,77 @@ class Managers:
             ids = RequestIds(request_ids)
             self._free(ids, publish_flags(publish, len(ids)))
             self._preemptions.add(ids)
+
+    def fork(
+        self, request_id: Hashable, new_ids: Iterable[Hashable], step: int | None = None
+    ) -> NDArray[np.bool_]:
+        """Continue a request in new ones, as for n-best or beam search; each all or nothing.
+
+        They share its full blocks and get copies of the rest, which `run_moves` or `moves` carries
+        out before the step. The request must have no step that is not updated.
+
+        Args:
+            request_id: an open request.
+            new_ids: ids that are not open, n of them.
+            step: an open step of `begin_step`; None: the one that `prepare_resources` began.
+
+        Returns:
+            bool `[n]`: which were made. Refused ones are not known; try again, or `preempt`.
+
+        Raises:
+            RequestError: `request_id` is not open, or a new id is.
+            BatchError: an id twice, or the fork of a dummy.
+            StepError: `step` is None and no step is prepared.
+            LedgerError: the request runs a step, or waits for copies that were not taken.
+        """
+        with self._lock:
+            return self._lifecycle.fork(request_id, RequestIds(new_ids), step)
+
+    def suspend(
+        self, request_ids: Iterable[Hashable], publish: bool | Sequence[bool] = True
+    ) -> None:
+        """Take the pages of requests that keep their rows and tokens, all or none; see `resume`.
+
+        What they published stays reusable until it is evicted. They stay open: `free_resources`
+        ends them. `preempt` frees requests altogether, whose prompts must be given again.
+
+        Args:
+            request_ids: open requests, n of them, without a step that is not updated.
+            publish: whether the valid part of the last block stays reusable as well; one for all,
+                or one per request.
+
+        Raises:
+            RequestError: an id that is not open.
+            BatchError: an id twice, a dummy, or `publish` of another length.
+            LedgerError: a request runs a step, or is suspended already.
+        """
+        with self._lock:
+            self._lifecycle.suspend(RequestIds(request_ids), publish)
+
+    def resume(
+        self, request_ids: Iterable[Hashable], chunk_lens: object, step: int | None = None
+    ) -> NDArray[np.bool_]:
+        """Give suspended requests pages again; each runs a chunk of what it knows in this step.
+
+        `hit_lengths` then says where the chunk begins. It and those that follow are prompt chunks
+        to every other call; the last one yields the next token.
+
+        Args:
+            request_ids: suspended requests, n of them.
+            chunk_lens: int32 `[n]`, the most tokens that each runs in this step, >= 1.
+            step: an open step of `begin_step`; None: the one that `prepare_resources` began.
+
+        Returns:
+            bool `[n]`: which run. The others stay suspended.
+
+        Raises:
+            RequestError: an id that is not open.
+            BatchError: an id twice, or lengths of another number.
+            StepError: `step` is None and no step is prepared.
+            LedgerError: `step` is not open, a request is not suspended, or a length below 1.
+        """
+        with self._lock:
+            return self._lifecycle.resume(RequestIds(request_ids), chunk_lens, step)
 
     def add_dummy_requests(
         self, request_ids: Iterable[Hashable], token_nums: Sequence[int] | NDArray[np.int64]

@@ -129,6 +129,29 @@ class Registry:
         self._is_dummy[rows] = dummy
         self._num_mid_prompt += self._count_mid_prompt(rows)
 
+    def fork(self, parent: int, ids: RequestIds, handles: NDArray[np.int64]) -> None:
+        """Register what was forked of the request `parent`: where a handle is >= 0."""
+        made = np.flatnonzero(handles >= 0)
+        for item in made.tolist():
+            self.handles[ids[item]] = int(handles[item])
+        rows, row = _rows(handles[made]), parent & _ROW_MASK
+        for values in (self._prompt_lens, self._cursors, self._hits, self._is_dummy):
+            values[rows] = values[row]
+        self._num_mid_prompt += self._count_mid_prompt(rows)
+
+    def resume(self, handle: int, state: dict[str, Any], hit: int) -> None:
+        """Take all that a resumed request knows for its prompt; `hit` of it need not run."""
+        row = handle & _ROW_MASK
+        self._num_mid_prompt -= int(self._cursors[row] < self._prompt_lens[row])
+        self._prompt_lens[row] = state["known"]
+        self._hits[row] = hit
+        self._cursors[row] = hit + sum(width for _, width in state["outstanding"])
+        self._num_mid_prompt += int(self._cursors[row] < self._prompt_lens[row])
+
+    def is_dummy(self, handle: int) -> bool:
+        """Tell whether an open request is a dummy."""
+        return bool(self._is_dummy[handle & _ROW_MASK])
+
     def close(self, ids: RequestIds) -> int:
         """Forget released requests; return how many were dummies."""
         handles = np.fromiter(map(self.handles.pop, ids), np.int64, len(ids))
