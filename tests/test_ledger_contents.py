@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 from reference import configs
 from reference.lifetimes import CHUNKED, CROSS, FULL, SLIDING, STATE
-from reference.scenario import GROUP_ENGINES, Scenario
+from reference.scenario import ENGINES, Scenario
 
 Text = tuple[int, ...]
 
@@ -193,7 +193,7 @@ class Engine:
 
 @pytest.mark.parametrize("kind", configs.CLASS_KINDS)
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("engine", GROUP_ENGINES)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_steps_read_what_their_tokens_left(engine: str, kind: str, seed: int) -> None:
     rng = random.Random(f"{kind} {seed}")
     tpb = (1, 2, 4)[seed]

@@ -6,13 +6,13 @@ The numbers are those of published reports, named per test.
 from __future__ import annotations
 
 import pytest
-from reference.scenario import GROUP_ENGINES, Scenario, tokens
+from reference.scenario import ENGINES, Scenario, tokens
 
 FULL = ("full_attention", 0, 0)
 STATE = ("recurrent_state", 0, 0)
 
 
-@pytest.fixture(params=GROUP_ENGINES)
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -6,7 +6,7 @@ The numbers are those of published reports, named per test.
 from __future__ import annotations
 
 import pytest
-from reference.scenario import GROUP_ENGINES, Scenario, tokens
+from reference.scenario import ENGINES, Scenario, tokens
 
 FULL = ("full_attention", 0, 0)
 
@@ -19,12 +19,7 @@ def chunked(chunk: int) -> tuple[str, int, int]:
     return ("chunked_attention", chunk, 0)
 
 
-in_the_core = pytest.mark.skipif(
-    "core" not in GROUP_ENGINES, reason="the core does not keep windows yet"
-)
-
-
-@pytest.fixture(params=GROUP_ENGINES)
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -66,7 +61,6 @@ def test_tokens_in_flight_free_no_page(engine: str) -> None:
     assert s.held(handle, 1) == [2, 3, 4]
 
 
-@in_the_core
 def test_a_window_that_starts_inside_a_page_takes_one_more() -> None:
     """vllm#48959: 98,012 tokens, window 4,096, page 32: 3,063 - 2,934 pages; the bound said 128."""
     chunk = 2048
@@ -214,7 +208,6 @@ def test_lookup_comes_before_allocation(engine: str, start: int) -> None:
     assert (handle > 0, hit) == (True, 16)
 
 
-@in_the_core
 def test_every_conversation_of_a_quarter_full_pool_is_found() -> None:
     """vllm#48435: reuse fell to zero for all conversations at about 25 % use.
 
@@ -407,7 +400,6 @@ def test_no_null_page_reaches_a_pool(engine: str) -> None:
     assert 0 not in s.pages(handle, 0)
 
 
-@in_the_core
 def test_padded_columns_are_page_0() -> None:
     """TensorRT-LLM#12188: the kernel read page -1. What is stale or unused is page 0, all over."""
     s = hybrid("core", full=40, windowed=40, rule=sliding(8), max_seq_len=60)

@@ -52,11 +52,7 @@ CLASS_KINDS: dict[str, tuple[Callable[[Pick, int], LifetimeRule], ...]] = {
 }
 
 
-# Those that the core has so far.
-COMPARED = ("full", "two full")
-
-
-def config(pick: Pick, kinds: Sequence_[str] = COMPARED) -> Config:
+def config(pick: Pick, kinds: Sequence_[str] = tuple(CLASS_KINDS)) -> Config:
     """Choose a tiny ledger, so that refusals, evictions and collisions are the common case."""
     makers = CLASS_KINDS[kinds[pick(0, len(kinds) - 1)]]
     tpb = (1, 2, 4, 16)[pick(0, 3)]

@@ -90,10 +90,15 @@ class Pools:
         if block in self.queues[cls]:
             self.queues[cls].remove(block)
 
-    def _enqueue(self: ReferenceLedger, cls: int, block: Block) -> None:
+    def _enqueue(
+        self: ReferenceLedger, cls: int, block: Block, *, is_behind: bool = False
+    ) -> None:
         """Queue a side page that entered the tree or lost a pin, if nothing pins it."""
         if block.pages[cls] and not self.is_pinned(cls, block):
             block.side_stamps[cls] = self._stamp()
+            block.behind.discard(cls)
+            if is_behind:
+                block.behind.add(cls)
             self.queues[cls].append(block)
 
     def _touch_unprotected(
@@ -124,8 +129,9 @@ class Pools:
         ]
 
     def evictable_side(self: ReferenceLedger, cls: int) -> list[Block]:
-        """Return the blocks whose side page could be evicted now, in the order of the queue."""
-        return [b for b in self.queues[cls] if not self._fence_is_open(b.side_stamps[cls])]
+        """Return the blocks whose side page could be evicted now, those left behind first."""
+        ready = [b for b in self.queues[cls] if not self._fence_is_open(b.side_stamps[cls])]
+        return sorted(ready, key=lambda block: cls not in block.behind)
 
     def evictable_in(self: ReferenceLedger, cls: int) -> list[Block]:
         """Return the blocks whose page in this class could be evicted now."""

@@ -60,12 +60,21 @@ class Publishing:
         tpb = self.config.tokens_per_block
         covered = tpb if tail is None else tail.covered
         ends_here = seq.history == len(seq.path) * tpb + (0 if tail is None else covered)
+        last = len(seq.path) - (tail is None)
         fits = publish and seq.is_settled and ends_here
-        if block is None or not fits or not self._may_have_snapshot(cls, block, covered):
+        if block is None or not fits or not self._has_draft_of(seq, block, last) or not self._may_have_snapshot(cls, block, covered):
             self._give_up_page(cls, self._stamp())
             return
         self._set_snapshot(cls, block, page, covered)
         self._enqueue(cls, block)
+
+    def _has_draft_of(self: ReferenceLedger, seq: Sequence, block: Block, ordinal: int) -> bool:
+        """Tell whether a sequence has the draft KV that a block equal to its own promises."""
+        return self._is_draft_valid(seq, ordinal) or not block.draft_valid
+
+    def _is_draft_valid(self: ReferenceLedger, seq: Sequence, ordinal: int) -> bool:
+        start = ordinal * self.config.tokens_per_block
+        return not self.config.has_draft or 0 <= seq.draft_from <= start
 
     def _may_have_snapshot(self: ReferenceLedger, cls: int, block: Block, tokens: int) -> bool:
         """Tell whether a snapshot for `tokens` tokens of the block would be new and could stay."""
@@ -95,7 +104,7 @@ class Publishing:
             tokens=tuple(seq.tokens[start : min(start + tpb, end)]),
             following=tuple(seq.tokens[start + tpb : end]),
             covered=covered,
-            draft_valid=not self.config.has_draft or 0 <= seq.draft_from <= start,
+            draft_valid=self._is_draft_valid(seq, len(seq.path)),
             pages=list(seq.private[0]),
             is_partial=is_partial,
         )
@@ -107,8 +116,9 @@ class Publishing:
             if end > seq.history or end + lookahead > len(seq.tokens):
                 return
             new = self._next_block(seq, end + lookahead, tpb, is_partial=False)
-            pages = seq.private.pop(0)
-            equal = self.tree.find_equal(new)
+            pages = seq.private[0]
+            equal = self.tree.find_equal(new, self.windowed_classes)
+            seq.private.pop(0)
             if equal is not None:
                 self._rebase(seq, pages, equal)
             else:
@@ -170,7 +180,7 @@ class Publishing:
     def _pass_snapshot_on(self: ReferenceLedger, cls: int, old: Block, new: Block) -> None:
         """Keep the snapshot of a partial block that is dropped, if it is the best of them."""
         queue = self.queues[cls]
-        if not old.pages[cls]:
+        if not old.pages[cls] or old.draft_valid != new.draft_valid:
             return
         if new.pages[cls]:
             theirs = (new.snapshots[cls], queue.index(new))

@@ -55,6 +55,7 @@ class Running:
             and interval > 0
             and seq.history % interval == 0
             and not self.is_awaited(seq.own[cls][0])
+            and self._has_draft_of(seq, block, len(seq.path) - 1)
         )
         if block is None or not is_due or not self._may_have_snapshot(cls, block, tpb):
             return
@@ -134,7 +135,7 @@ class Running:
         for ordinal, block in enumerate(seq.path):
             if (cls, block) in seq.pins and not self._is_kept(cls, ordinal, seq.history):
                 seq.pins.remove((cls, block))
-                self._enqueue(cls, block)
+                self._enqueue(cls, block, is_behind=True)
         for ordinal, pages in enumerate(seq.private, start=len(seq.path)):
             if pages[cls] and not self._is_kept(cls, ordinal, seq.history):
                 self._leave_page(seq, cls, pages[cls])

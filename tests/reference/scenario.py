@@ -10,8 +10,6 @@ from reference.lifetimes import CHUNKED, FULL, SLIDING
 from reference.state import Config, Request
 
 ENGINES = {"reference": ReferenceLedger, "core": CoreLedger}
-# Those that know classes that drop tokens.
-GROUP_ENGINES = ("reference",)
 
 
 def tokens(count: int, start: int = 0) -> tuple[int, ...]:

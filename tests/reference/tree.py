@@ -27,6 +27,7 @@ class Block:
         key: of a full block, once it was asked for.
         snapshots: in each state class with a page, the tokens of the block that the state covers.
         side_stamps: in each windowed and state class, the stamp of its page's last pin.
+        behind: the classes in which the last to let go of its page had left it behind its window.
         used_at: the clock at its last use.
         priority: lower goes first.
         until: the time from which on the default priority holds again.
@@ -54,6 +55,7 @@ class Block:
     key: bytes = b""
     snapshots: dict[int, int] = field(default_factory=dict)
     side_stamps: dict[int, int] = field(default_factory=dict)
+    behind: set[int] = field(default_factory=set)
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -139,14 +141,21 @@ class Tree:
         usable = min(max(agreed - self.lookahead, 0), sum(b.covered for b in path))
         return usable if self.partial_reuse else usable - usable % self.tokens_per_block
 
-    def find_equal(self, new: Block) -> Block | None:
-        """Find a full block of the same tokens and following ones, at least as draft-valid."""
+    def find_equal(self, new: Block, windowed: list[int]) -> Block | None:
+        """Find a full block of the same tokens and following ones, at least as draft-valid.
+
+        A better one must have the side pages that the new block has, which could not stand in for
+        them.
+        """
         equal = [
             block
             for block in self.siblings(new.scope, new.parent)
             if not block.is_partial
             and (block.tokens, block.following) == (new.tokens, new.following)
-            and block.draft_valid >= new.draft_valid
+            and (
+                block.draft_valid == new.draft_valid
+                or (block.draft_valid and all(block.pages[c] for c in windowed if new.pages[c]))
+            )
         ]
         return max(equal, key=lambda block: block.draft_valid, default=None)
 
@@ -159,7 +168,9 @@ class Tree:
             and starts_with(block.text, tail.text)
             and block.covered >= tail.covered
         ]
-        return min(covers, key=lambda block: (not block.draft_valid, block.text), default=None)
+        # Media references, which are negative, stand after every ordinary token.
+        order = {id(block): tuple(t % 2**32 for t in block.text) for block in covers}
+        return min(covers, key=lambda b: (not b.draft_valid, order[id(b)]), default=None)
 
     def replaced_by(self, new: Block, protected: set[int]) -> list[Block]:
         """Return the partial blocks that become worthless when `new` enters."""

@@ -33,8 +33,8 @@ pub(crate) struct Classes {
     full: usize,
     windows: Vec<WindowRule>,
     states: usize,
-    /// Pages per sequence of each cross-attention class.
-    cross: Vec<u32>,
+    /// Pages per sequence of each cross-attention class, and the tokens that they hold.
+    cross: Vec<(u32, u32)>,
 }
 
 impl Classes {
@@ -59,7 +59,10 @@ impl Classes {
         let windows = of_kind(1).map(|lifetime| window_rule(config, lifetime));
         let cross = of_kind(3).map(|lifetime| {
             let window = window(config, lifetime, 0)?;
-            Ok(pages_max(window.blocks_max(0)))
+            let Lifetime::First { tokens } = lifetime else {
+                unreachable!("cross-attention keeps the first tokens")
+            };
+            Ok((pages_max(window.blocks_max(0)), pages_max(Some(tokens))))
         });
         Ok(Self {
             full: of_kind(0).count(),
@@ -109,10 +112,15 @@ impl Classes {
     /// Pages per sequence of the cross-attention classes, with their places.
     pub(crate) fn cross(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
         let first = self.columns() + self.states;
-        let pages = self.cross.iter().copied();
+        let pages = self.cross.iter().map(|&(pages, _)| pages);
         pages
             .enumerate()
             .map(move |(at, pages)| (first + at, pages))
+    }
+
+    /// Tokens of the encoder that a cross-attention class at a place keeps.
+    pub(crate) fn cross_tokens(&self, place: usize) -> u32 {
+        self.cross[place - self.states().end].1
     }
 
     /// The place of a class.

@@ -6,7 +6,6 @@
 
 mod blocks;
 pub mod budget;
-#[expect(dead_code, reason = "windows and states will use the rest")]
 mod classes;
 pub mod error;
 pub mod event;
@@ -19,7 +18,6 @@ mod pool;
 mod prefix;
 pub mod scope;
 mod sequence;
-#[expect(dead_code, reason = "windows and states will use the rest")]
 mod side;
 mod slab;
 pub mod stats;

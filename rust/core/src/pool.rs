@@ -127,6 +127,16 @@ impl Pool {
         }
     }
 
+    /// Takes back one page by its own stamp, which may be older than that of pages already fenced.
+    pub(crate) fn give_back_stamped(&mut self, page: PageIndex, stamp: u64, steps: &Steps) {
+        if steps.passed(stamp) {
+            self.free.push(page);
+            return;
+        }
+        let at = self.fenced.partition_point(|&(other, _)| other <= stamp);
+        self.fenced.insert(at, (stamp, page));
+    }
+
     /// Takes back pages whose fence has passed.
     #[inline]
     pub(crate) fn give_back_free(&mut self, pages: impl DoubleEndedIterator<Item = PageIndex>) {

@@ -61,6 +61,10 @@ impl Widths {
 
 /// One row of the ledger, open or not. A closed row keeps its buffers for the next sequence.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts about one row"
+)]
 pub(crate) struct Sequence {
     pub generation: u32,
     pub open: bool,
@@ -96,6 +100,11 @@ pub(crate) struct Sequence {
     pub held: u32,
     /// Whether its tokens are kept, to be published.
     pub keeps_tokens: bool,
+    /// Whether its blocks are promised: not without a full class, where only records are, unless it
+    /// publishes.
+    pub counts_blocks: bool,
+    /// Whether the row is among those with changes that `updates` has not reported.
+    pub listed: bool,
     /// The call that looked at this sequence last, to find repeated handles.
     pub seen: u64,
 }
@@ -123,6 +132,8 @@ impl Sequence {
             outstanding: 0,
             held: 0,
             keeps_tokens: false,
+            counts_blocks: true,
+            listed: false,
             seen: 0,
         }
     }
@@ -136,7 +147,11 @@ impl Sequence {
     /// that did not run.
     #[inline]
     pub(crate) fn promise(&self) -> u32 {
-        self.prompt_blocks.saturating_sub(self.held)
+        if self.counts_blocks {
+            self.prompt_blocks.saturating_sub(self.held)
+        } else {
+            0
+        }
     }
 
     /// Tokens written for any role.

@@ -2,9 +2,10 @@
 //!
 //! They stand beside the tree, in tables per class addressed by block record and by page, so that
 //! nodes split and merge without touching them and one of them is pinned, unpinned, evicted or handed
-//! to another block in constant time (`docs/decisions/`). Pages that nothing pins form a queue, a list
-//! linked by page numbers: a page joins its end, stamped with the newest step, when its last pin goes.
-//! So stamps never fall along the queue, and those whose fence has passed are its beginning.
+//! to another block in constant time (decision 012). Pages that nothing pins form two queues, lists
+//! linked by page numbers: those that a sequence left behind its window as it went on, and those where
+//! one ended. A page joins the end of one, stamped with the newest step, when its last pin goes. So stamps
+//! never fall along a queue, and those whose fence has passed are its beginning.
 
 use std::collections::VecDeque;
 
@@ -18,7 +19,7 @@ struct Entry {
     block: BlockId,
     /// Open sequences that hold it and copies in flight that use it. With none it is in the queue.
     pins: u32,
-    /// Neighbours in the queue; page 0, which belongs to no block, stands at both ends.
+    /// Neighbours in its queue; the queue's anchor stands at both ends.
     before: PageIndex,
     after: PageIndex,
     /// The newest step begun when the last pin went.
@@ -27,6 +28,8 @@ struct Entry {
     covered: u32,
     /// Whether a later item of the running call counts on it.
     claimed: bool,
+    /// Whether it is in the queue of pages that a sequence left behind.
+    behind: bool,
 }
 
 const VACANT: Entry = Entry {
@@ -37,6 +40,7 @@ const VACANT: Entry = Entry {
     stamp: 0,
     covered: 0,
     claimed: false,
+    behind: false,
 };
 
 /// A side page as [`crate::ledger::Dump`] shows it.
@@ -50,6 +54,8 @@ pub struct SideDump {
     pub stamp: u64,
     /// Tokens that a snapshot was taken after, counted from the start of its block; 0 in a window.
     pub covered: u32,
+    /// Whether the sequence that let go of it last went on, and left it behind its window.
+    pub behind: bool,
 }
 
 /// The side pages of one class.
@@ -57,7 +63,8 @@ pub struct SideDump {
 pub(crate) struct Side {
     /// The page of each block record; page 0 where it has none.
     page_of: Vec<PageIndex>,
-    /// By page. The entry of page 0 is the beginning and the end of the queue.
+    /// By page. The entry of page 0 is the anchor of the queue of ends, and one more after the last
+    /// page that of the pages left behind.
     entries: Vec<Entry>,
     /// Whether the pages are snapshots of states, taken after `covered` tokens of their block.
     snapshots: bool,
@@ -74,10 +81,17 @@ pub(crate) struct Side {
 impl Side {
     /// No page of `pages` belongs to a block; blocks have the numbers `0 .. records`.
     pub(crate) fn new(pages: u32, records: u32, snapshots: bool) -> Self {
-        let pages = if records > 0 { pages as usize } else { 1 };
+        let pages = if records > 0 { pages } else { 1 };
+        let mut entries = vec![VACANT; pages as usize + 1];
+        let behind = PageIndex::new(pages);
+        entries[behind.at()] = Entry {
+            before: behind,
+            after: behind,
+            ..VACANT
+        };
         Self {
             page_of: vec![PAGE_ZERO; records as usize],
-            entries: vec![VACANT; pages],
+            entries,
             snapshots,
             cached: 0,
             evictable: 0,
@@ -97,8 +111,13 @@ impl Side {
         self.entries[page.at()].covered
     }
 
+    /// What pins a page: sequences and copies.
+    pub(crate) fn pins(&self, page: PageIndex) -> u32 {
+        self.entries[page.at()].pins
+    }
+
     pub(crate) fn is_pinned(&self, page: PageIndex) -> bool {
-        self.entries[page.at()].pins > 0
+        self.pins(page) > 0
     }
 
     /// Whether an allocation may evict a page of a block now.
@@ -140,18 +159,30 @@ impl Side {
         self.entries[page.at()].pins += 1;
     }
 
-    /// Takes one pin away; with the last one the page joins the end of the queue.
-    pub(crate) fn unpin(&mut self, page: PageIndex, steps: &Steps) {
-        let last = self.entries[0].before;
+    /// The anchor of a queue.
+    fn anchor(&self, behind: bool) -> PageIndex {
+        if behind {
+            PageIndex::new(crate::ids::count(self.entries.len()) - 1)
+        } else {
+            PAGE_ZERO
+        }
+    }
+
+    /// Takes one pin away; with the last one the page joins the end of a queue: with `behind` that of
+    /// pages whose sequence goes on without them.
+    pub(crate) fn unpin(&mut self, page: PageIndex, behind: bool, steps: &Steps) {
+        let anchor = self.anchor(behind);
+        let last = self.entries[anchor.at()].before;
         let entry = &mut self.entries[page.at()];
         entry.pins -= 1;
         if entry.pins > 0 {
             return;
         }
         let stamp = steps.stamp();
-        (entry.before, entry.after, entry.stamp) = (last, PAGE_ZERO, stamp);
+        (entry.before, entry.after, entry.stamp) = (last, anchor, stamp);
+        entry.behind = behind;
         self.entries[last.at()].after = page;
-        self.entries[0].before = page;
+        self.entries[anchor.at()].before = page;
         if steps.passed(stamp) {
             self.evictable += 1;
             return;
@@ -191,6 +222,18 @@ impl Side {
         stamp
     }
 
+    /// Takes a page that sequences hold from its block and makes it theirs alone; says whether it was
+    /// there.
+    pub(crate) fn detach(&mut self, page: PageIndex) -> bool {
+        let Entry { block, pins, .. } = std::mem::replace(&mut self.entries[page.at()], VACANT);
+        if pins == 0 {
+            return false;
+        }
+        self.page_of[block.at()] = PAGE_ZERO;
+        self.cached -= 1;
+        true
+    }
+
     /// Hands the page of one block to another, which has none; its place in the queue stays.
     pub(crate) fn hand_over(&mut self, from: BlockId, to: BlockId) {
         let page = std::mem::replace(&mut self.page_of[from.at()], PAGE_ZERO);
@@ -226,14 +269,15 @@ impl Side {
         }
     }
 
-    /// Evicts `needed` pages into the pool: the first of the queue that are not claimed, then the first
-    /// that are. The caller has checked that as many are evictable.
+    /// Evicts `needed` pages into the pool: the first that were left behind, then the first ends, and
+    /// what is claimed after all others. The caller has checked that as many are evictable.
     pub(crate) fn evict(&mut self, needed: u32, pool: &mut Pool, steps: &Steps) {
         debug_assert!(needed <= self.evictable);
         let mut left = needed;
-        for claimed in [false, true] {
-            let mut page = self.entries[0].after;
-            while left > 0 && page != PAGE_ZERO && self.is_evictable(page, steps) {
+        for (claimed, behind) in [(false, true), (false, false), (true, true), (true, false)] {
+            let anchor = self.anchor(behind);
+            let mut page = self.entries[anchor.at()].after;
+            while left > 0 && page != anchor && self.is_evictable(page, steps) {
                 let entry = self.entries[page.at()];
                 if entry.claimed == claimed {
                     self.remove(page, steps);
@@ -246,14 +290,16 @@ impl Side {
         assert!(left == 0, "pages are evicted only after they were counted");
     }
 
-    /// Pages in the queue, in order.
-    pub(crate) fn queue(&self) -> impl Iterator<Item = PageIndex> + '_ {
+    /// Pages in a queue, in order.
+    fn queue(&self, behind: bool) -> impl Iterator<Item = PageIndex> + '_ {
+        let anchor = self.anchor(behind);
         let next = |&page: &PageIndex| Some(self.entries[page.at()].after);
-        let pages = std::iter::successors(next(&PAGE_ZERO), next);
-        pages.take_while(|&page| page != PAGE_ZERO)
+        let pages = std::iter::successors(next(&anchor), next);
+        pages.take_while(move |&page| page != anchor)
     }
 
-    /// All pages of blocks: those in the queue in its order, then the pinned ones.
+    /// All pages of blocks: those left behind and the ends, in the order of their queues, then the pinned
+    /// ones.
     pub(crate) fn dump(&self) -> Vec<SideDump> {
         let pinned = (0..crate::ids::count(self.entries.len()))
             .map(PageIndex::new)
@@ -265,9 +311,11 @@ impl Side {
                 pins: entry.pins,
                 stamp: entry.stamp,
                 covered: entry.covered,
+                behind: entry.behind,
             }
         };
-        self.queue().chain(pinned).map(dump).collect()
+        let queues = self.queue(true).chain(self.queue(false));
+        queues.chain(pinned).map(dump).collect()
     }
 
     /// Checks that both tables, the queue and the counts agree.
@@ -282,19 +330,22 @@ impl Side {
             pages += 1;
         }
         assert_eq!(self.cached, pages);
-        let queue: Vec<PageIndex> = self.queue().collect();
         let pinned = self.entries.iter().filter(|entry| entry.pins > 0).count();
-        assert_eq!(
-            queue.len() + pinned,
-            pages as usize,
-            "unpinned pages are in the queue"
-        );
-        let stamps = queue.iter().map(|page| self.entries[page.at()].stamp);
-        assert!(stamps.clone().is_sorted(), "the queue is ordered by stamp");
-        let passed = stamps.filter(|&stamp| steps.passed(stamp)).count();
+        let (mut queued, mut passed) = (0, 0);
+        for behind in [true, false] {
+            let queue: Vec<&Entry> = self
+                .queue(behind)
+                .map(|page| &self.entries[page.at()])
+                .collect();
+            let stamps = queue.iter().map(|entry| entry.stamp);
+            assert!(stamps.clone().is_sorted(), "a queue is ordered by stamp");
+            assert!(queue.iter().all(|entry| entry.behind == behind));
+            queued += queue.len();
+            passed += stamps.filter(|&stamp| steps.passed(stamp)).count();
+        }
+        assert_eq!(queued + pinned, pages as usize, "unpinned pages are queued");
         assert_eq!(self.evictable as usize, passed);
-        let waiting: u32 = self.waiting.iter().map(|&(_, pages)| pages).sum();
-        assert_eq!(waiting as usize, queue.len() - passed);
+        assert_eq!(self.waiting_total() as usize, queued - passed);
     }
 }
 
@@ -351,15 +402,16 @@ impl Sides {
         }
     }
 
-    /// Takes the side pages of blocks that leave the tree by eviction: they are free at once.
+    /// Takes the side pages of blocks that leave the tree by eviction. Their own fence decides: a
+    /// snapshot may have been left on a block that nobody stood on.
     #[inline]
     pub(crate) fn evict_blocks(&mut self, blocks: &[BlockId], pools: &mut [Pool], steps: &Steps) {
         for (place, side) in self.iter_mut() {
             for &block in blocks.iter().rev() {
                 let page = side.page(block);
                 if page != PAGE_ZERO {
-                    side.remove(page, steps);
-                    pools[place].give_back_free(std::iter::once(page));
+                    let stamp = side.remove(page, steps);
+                    pools[place].give_back_stamped(page, stamp, steps);
                 }
             }
         }
@@ -378,11 +430,12 @@ impl Sides {
     }
 
     /// Gives up the side pages of a block that makes room for `heir`, which begins with its tokens and
-    /// gets its snapshots where it has none after more.
+    /// gets its snapshots where it has none after more, if both are `alike` in their draft KV.
     pub(crate) fn pass_on(
         &mut self,
         block: BlockId,
         heir: BlockId,
+        alike: bool,
         pools: &mut [Pool],
         steps: &Steps,
     ) {
@@ -393,7 +446,7 @@ impl Sides {
             }
             let pool = &mut pools[place];
             // One after as many tokens makes way too: the draft-valid block is dropped last.
-            if side.snapshots && side.make_way(heir, side.covered(page) + 1, pool, steps) {
+            if alike && side.snapshots && side.make_way(heir, side.covered(page) + 1, pool, steps) {
                 side.hand_over(block, heir);
             } else {
                 side.give_up(page, pool, steps);

@@ -82,6 +82,10 @@ counters! {
     rebased_blocks,
     /// Blocks evicted.
     evicted_blocks,
+    /// Side pages taken from the queues of windows and states.
+    evicted_side_pages,
+    /// States that became a snapshot in the tree.
+    snapshots,
     /// Blocks copied: partial ones at admission, those that a fork does not share.
     copied_blocks,
     /// Blocks taken by `grow`.

@@ -2,6 +2,7 @@
 
 use crate::error::LedgerError;
 use crate::ids::{Handle, NodeId, PAGE_ZERO, Row, TOKEN_LIMIT, Token};
+use crate::ledger::sides::{PendingCopy, SidePage};
 use crate::ledger::{Ledger, Move, check_len, check_range};
 use crate::prefix::Found;
 use crate::sequence::{DRAFT, TARGET};
@@ -56,6 +57,8 @@ pub(super) struct Demand {
     need: u32,
     /// New blocks for the whole prompt.
     whole: u32,
+    /// Side pages that it pins; none where all classes keep every token.
+    side: Vec<SidePage>,
 }
 
 impl Ledger {
@@ -82,7 +85,7 @@ impl Ledger {
             .map(|at| self.item(batch, at))
             .collect();
         let found = self.claim_all(&items);
-        let evicted = self.counters.evicted_blocks;
+        let evicted = self.evicted();
         let mut admitted = 0;
         let mut stopped = false;
         for (at, item) in items.iter().enumerate() {
@@ -93,7 +96,7 @@ impl Ledger {
             }
             // An eviction may have taken a claimed block, or the rest of a node whose first blocks are.
             let match_ = match &found {
-                Some(found) if self.counters.evicted_blocks == evicted => found[at],
+                Some(found) if self.evicted() == evicted => found[at],
                 _ => self.match_item(item),
             };
             match self.admit_one(step, item, match_) {
@@ -113,7 +116,12 @@ impl Ledger {
             }
         }
         self.tree.end_claims();
+        self.sides.end_claims();
         Ok(admitted)
+    }
+
+    pub(super) fn evicted(&self) -> u64 {
+        self.counters.evicted_blocks + self.counters.evicted_side_pages
     }
 
     pub(super) fn check_requests(&self, batch: &AdmitBatch<'_>) -> Result<(), LedgerError> {
@@ -171,19 +179,20 @@ impl Ledger {
                 .div_ceil(self.config.tokens_per_block),
         ) + 2;
         let most = tokens / u64::from(self.config.tokens_per_block) + n as u64 * per_item;
-        if self
-            .pools
-            .iter()
-            .all(|pool| most <= u64::from(pool.free_count()))
-        {
+        let has = |free: u32| most <= u64::from(free);
+        let records = self.classes.full() > 0 || has(self.blocks.free_count());
+        if records && self.pools.iter().all(|pool| has(pool.free_count())) {
             return None;
         }
         let mut found = Vec::with_capacity(n);
         for item in items {
             let match_ = self.match_item(item);
-            let demand = self.demand(item, match_.usable);
-            let end = demand.shared + u32::from(demand.source);
+            let demand = self.demand(item, match_, match_.usable);
+            let end = demand.hit.div_ceil(self.config.tokens_per_block);
             self.tree.claim(match_.tail, end);
+            for side in &demand.side {
+                self.sides.at_mut(side.place).claim(side.page);
+            }
             found.push(match_);
         }
         Some(found)
@@ -191,18 +200,25 @@ impl Ledger {
 
     pub(super) fn match_item(&self, item: &Item<'_>) -> Found {
         if !self.config.reuse || item.scope < 0 {
-            return Found {
-                usable: 0,
-                tail: NodeId::NONE,
-            };
+            return Found::NOTHING;
         }
-        self.tree.find(
+        let mut found = self.tree.find(
             &self.blocks,
             item.scope,
             item.prompt,
             self.draft_need(item.draft_from),
             self.hit_unit(),
-        )
+        );
+        let most = item.len - 1;
+        if self.has_sides() {
+            let unit = self.hit_unit();
+            found.longest = self.accepted(found.tail, found.usable, unit);
+            found.usable = found.longest;
+            if found.longest > most {
+                found.usable = self.accepted(found.tail, most, unit);
+            }
+        }
+        found
     }
 
     /// What usable lengths are multiples of.
@@ -224,7 +240,8 @@ impl Ledger {
         }
     }
 
-    fn demand(&self, item: &Item<'_>, usable: u32) -> Demand {
+    /// What an item takes that uses `usable` tokens of its match, which every class accepts.
+    fn demand(&self, item: &Item<'_>, found: Found, usable: u32) -> Demand {
         let size = self.config.tokens_per_block;
         let len = item.len;
         let mut hit = usable.min(len - 1);
@@ -235,10 +252,12 @@ impl Ledger {
         Demand {
             hit,
             shared,
-            source: !hit.is_multiple_of(size),
+            // Encoders' pages hold nothing of the block.
+            source: !hit.is_multiple_of(size) && self.classes.states().end > 0,
             width,
             need: (hit + width + extra).div_ceil(size) - shared,
             whole: (len + extra).div_ceil(size) - shared,
+            side: self.side_pages(found, hit),
         }
     }
 
@@ -247,7 +266,7 @@ impl Ledger {
         match self.decide(item, found) {
             Ok(demand) => {
                 let row = self.admit_act(step, item, found, &demand);
-                self.count_misses(row, item.len, found.usable, demand.hit);
+                self.count_misses(row, item.len, found, demand.hit);
                 Ok((row, demand.hit))
             }
             Err(reason) => {
@@ -266,7 +285,7 @@ impl Ledger {
         if self.free_rows.is_empty() {
             return Err(REFUSED_NO_ROW);
         }
-        if self.is_too_large(item.len, item.max_total) {
+        if self.is_too_large(item.len, item.max_total, self.publishes(item.scope)) {
             return Err(REFUSED_FOREVER);
         }
         self.fitting_demand(item, found).ok_or(REFUSED_NOW)
@@ -274,21 +293,65 @@ impl Ledger {
 
     /// What one request takes, if that is there, with a copy or without.
     pub(super) fn fitting_demand(&self, item: &Item<'_>, found: Found) -> Option<Demand> {
-        let demand = self.demand(item, found.usable);
-        if self.has_room(found, &demand) {
+        let demand = self.demand(item, found, found.usable);
+        if self.has_room(item, found, &demand) {
             return Some(demand);
         }
         // The source of a copy is protected until the step completes; do without the copy.
-        let whole_blocks = demand.shared * self.config.tokens_per_block;
-        let retry = demand.source.then(|| self.demand(item, whole_blocks));
-        retry.filter(|demand| self.has_room(found, demand))
+        let copies = demand.source || (demand.hit > 0 && !self.classes.states().is_empty());
+        let retry = copies.then(|| {
+            let usable = if self.classes.states().is_empty() {
+                self.accepted(found.tail, demand.hit, self.config.tokens_per_block)
+            } else {
+                0
+            };
+            self.demand(item, found, usable)
+        });
+        retry.filter(|demand| self.has_room(item, found, demand))
+    }
+
+    /// Whether what a sequence of this scope computes may enter the tree.
+    #[inline]
+    pub(super) fn publishes(&self, scope: i32) -> bool {
+        self.config.reuse && scope >= 0
     }
 
     /// Whether the worst case of a request is larger than the pool.
-    pub(super) fn is_too_large(&self, len: u32, max_total: u32) -> bool {
+    pub(super) fn is_too_large(&self, len: u32, max_total: u32, publishes: bool) -> bool {
         let most = len.max(max_total - 1 + self.config.reserve_tokens);
         let worst = (most + self.config.extra_tokens).div_ceil(self.config.tokens_per_block);
-        self.pools.iter().any(|pool| worst > pool.num_pages() - 1)
+        let full = self.classes.full();
+        let usable = |place: usize| self.pools[place].num_pages() - 1;
+        (0..full).any(|place| worst > usable(place))
+            || (full == 0 && self.counted(worst, publishes) > self.blocks.records())
+            || (full..self.pools.len()).any(|place| self.most_at(place, worst) > usable(place))
+    }
+
+    /// The most pages that a sequence of `blocks` blocks has at a time in a class that is not full.
+    fn most_at(&self, place: usize, blocks: u32) -> u32 {
+        let windows = self.classes.windows();
+        match windows.get(place - self.classes.full()) {
+            Some(rule) => blocks.min(rule.bound),
+            None => self.own_at(place),
+        }
+    }
+
+    /// Pages that a sequence has from its admission to its end: of a state, or of cross-attention.
+    pub(super) fn own_at(&self, place: usize) -> u32 {
+        let mut cross = self.classes.cross();
+        let pages = cross.find_map(|(at, pages)| (at == place).then_some(pages));
+        pages.unwrap_or(u32::from(self.classes.states().contains(&place)))
+    }
+
+    /// New pages of a class that is not full, for a prompt that takes `need` blocks now and `whole` in
+    /// all, with what is kept for others.
+    pub(super) fn wanted_at(&self, place: usize, need: u32, whole: u32) -> u64 {
+        let most = u64::from(self.most_at(place, whole));
+        if place < self.classes.columns() {
+            most.max(need.into()) + self.promised_at(place) + self.watermark()
+        } else {
+            most
+        }
     }
 
     /// What admissions leave to those that run: nothing while nobody does.
@@ -300,12 +363,16 @@ impl Ledger {
         }
     }
 
-    fn has_room(&self, found: Found, demand: &Demand) -> bool {
+    fn has_room(&self, item: &Item<'_>, found: Found, demand: &Demand) -> bool {
         let protect =
             self.tree
                 .would_protect(found.tail, demand.shared, demand.source, &self.steps);
+        let blocks = u64::from(self.counted(demand.whole, self.publishes(item.scope)));
         let kept = self.promised + self.watermark();
-        self.has_blocks(u64::from(demand.whole) + kept, protect, |_| (0, 0))
+        self.has_blocks(blocks + kept, protect, |place| {
+            let wanted = self.wanted_at(place, demand.need, demand.whole);
+            (wanted, self.evictable_of(&demand.side, place))
+        })
     }
 
     fn admit_act(&mut self, step: u64, item: &Item<'_>, found: Found, demand: &Demand) -> Row {
@@ -348,18 +415,20 @@ impl Ledger {
         seq.held = demand.shared;
         seq.published = demand.shared;
         seq.node = NodeId::NONE;
-        seq.keeps_tokens = self.config.reuse && item.scope >= 0;
-        let keeps_tokens = seq.keeps_tokens;
+        let keeps_tokens = self.config.reuse && item.scope >= 0;
+        seq.keeps_tokens = keeps_tokens;
+        seq.counts_blocks = keeps_tokens || self.classes.full() > 0;
         seq.widths.push(step, demand.width);
         seq.outstanding = demand.width;
         // What is taken now comes off at once, in `take`.
-        self.promised += u64::from(demand.whole);
+        self.promised += u64::from(seq.promise());
 
         let mut source = NodeId::NONE;
         if keeps_tokens {
             source = self.stand_on(row, step, found, demand);
         }
-        self.take(row, demand.need);
+        self.stand_on_sides(row, &demand.side, demand.hit);
+        self.take_with_own(row, demand.need);
         if !source.is_none() {
             self.queue_copy(row, step, source, demand);
         }
@@ -385,9 +454,24 @@ impl Ledger {
         if demand.source {
             let holder = self.tree.holder(found.tail, demand.shared);
             source = self.split_after(holder, demand.shared + 1);
+        } else if demand.hit > 0 && !self.classes.states().is_empty() {
+            source = node;
+        }
+        if !source.is_none() {
             self.tree.pin(source, &self.steps);
-            self.tree.count_use_of(source);
-            self.copies.push((step, source));
+            if demand.source {
+                self.tree.count_use_of(source);
+            }
+            // What is not a window of a shared block is read by the copy.
+            let copied = |side: &&SidePage| {
+                side.ordinal >= demand.shared || side.place >= self.classes.columns()
+            };
+            let sides = demand.side.iter().filter(copied);
+            self.copies.push(PendingCopy {
+                step,
+                node: source,
+                sides: sides.map(|side| (side.place, side.page)).collect(),
+            });
         }
         self.share_pages(row, node, demand.shared + demand.need);
         self.touch(row, 0, demand.shared);
@@ -432,15 +516,33 @@ impl Ledger {
         let tokens = demand.hit % self.config.tokens_per_block;
         self.steps.fence_copies(step);
         for &place in self.classes.places() {
+            let states = self.classes.states().contains(&place);
+            let (source, column, tokens) = if place < full && demand.source {
+                (
+                    self.tree.node(source).pages(full)[place],
+                    demand.shared,
+                    tokens,
+                )
+            } else if let Some(side) = (demand.side.iter())
+                .find(|side| side.place == place && (states || side.ordinal == demand.shared))
+            {
+                if states {
+                    (side.page, 0, 1)
+                } else {
+                    (side.page, demand.shared, tokens)
+                }
+            } else {
+                continue;
+            };
             self.moves.push(Move {
                 step,
                 class: self.classes.class(place),
-                source: self.tree.node(source).pages(full)[place],
-                destination: self.pages_of(row, place)[demand.shared as usize],
+                source,
+                destination: self.pages_of(row, place)[column as usize],
                 tokens,
             });
         }
-        self.counters.copied_blocks += 1;
+        self.counters.copied_blocks += u64::from(tokens != 0);
     }
 
     /// Writes the prompt after the shared blocks into the sequence's records; what has no block yet

@@ -193,6 +193,9 @@ impl Ledger {
             let blocks = room.div_ceil(u64::from(size));
             self.shrink(row, u32::try_from(blocks).expect("fewer than there are"));
         }
+        if !self.promised_windows.is_empty() {
+            self.prune(row);
+        }
     }
 
     #[inline]

@@ -266,6 +266,7 @@ impl Ledger {
                 .collect::<Vec<_>>(),
             (
                 self.promised,
+                &self.windows,
                 self.tree.evictable(),
                 self.tree.waiting_total(),
             ),
@@ -286,6 +287,7 @@ impl Ledger {
         self.check_records();
         self.check_tree();
         self.check_sequences(&dump);
+        self.check_sides();
         self.check_identity();
         self.check_keys();
     }
@@ -307,8 +309,7 @@ impl Ledger {
                 .iter()
                 .for_each(|&(page, _)| own(page, "fenced".into()));
             for node in &dump.nodes {
-                node.pages[class]
-                    .iter()
+                (node.pages[class].iter().filter(|&&page| page != 0))
                     .for_each(|&page| own(page, format!("node {}", node.id)));
             }
             for (page, handles) in self.live_pages(dump, class) {
@@ -337,13 +338,20 @@ impl Ledger {
     fn live_pages(&self, dump: &Dump, class: usize) -> BTreeMap<u32, Vec<i64>> {
         let mut owners: BTreeMap<u32, Vec<i64>> = BTreeMap::new();
         for seq in &dump.sequences {
-            let shared = (seq.committed / self.config.tokens_per_block) as usize;
-            for &page in &seq.pages[class][shared..] {
+            let place = self.classes.place(class);
+            let shared = if place < self.classes.columns() {
+                (seq.committed / self.config.tokens_per_block) as usize
+            } else {
+                0
+            };
+            let own = seq.pages[class][shared..].iter();
+            for &page in own.filter(|&&page| page != 0) {
                 owners.entry(page).or_default().push(seq.handle);
             }
         }
         let beyond = owners.values().map(|handles| handles.len() as u64 - 1);
-        assert_eq!(beyond.sum::<u64>(), self.pools[class].shared());
+        let pool = &self.pools[self.classes.place(class)];
+        assert_eq!(beyond.sum::<u64>(), pool.shared());
         owners
     }
 
@@ -398,8 +406,8 @@ impl Ledger {
             *pins.entry(node).or_default() += 1;
         }
         self.check_leases();
-        for &(_, source) in &self.copies {
-            *pins.entry(source).or_default() += 1;
+        for copy in &self.copies {
+            *pins.entry(copy.node).or_default() += 1;
         }
         let (mut cached, mut passed, mut waiting) = (0, 0, 0);
         for &id in &nodes {
@@ -513,16 +521,60 @@ impl Ledger {
         }
     }
 
+    /// Checks the pins of side pages, and what rows have in windows.
+    fn check_sides(&self) {
+        let mut pins: BTreeMap<(usize, PageIndex), u32> = BTreeMap::new();
+        for copy in &self.copies {
+            for &side in &copy.sides {
+                *pins.entry(side).or_default() += 1;
+            }
+        }
+        let windows = self.promised_windows.len();
+        let mut promised = vec![0; windows];
+        for row in self.open_rows() {
+            let seq = &self.sequences[row.at()];
+            for (window, promised) in promised.iter_mut().enumerate() {
+                let place = self.classes.full() + window;
+                let pages = self.pages_of(row, place);
+                let held = pages.iter().filter(|page| page.get() != 0).count();
+                let state = &self.windows[row.at() * windows + window];
+                assert_eq!(state.pages as usize, held, "pages of {row:?} in a window");
+                *promised += u64::from(state.promise);
+                for &page in &pages[..seq.published as usize] {
+                    if page.get() != 0 {
+                        *pins.entry((place, page)).or_default() += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!(promised, self.promised_windows);
+        for (place, side) in self.sides.iter() {
+            side.validate(&self.steps);
+            for dumped in side.dump() {
+                let page = (place, PageIndex::new(dumped.page));
+                let expected = pins.remove(&page).unwrap_or(0);
+                assert_eq!(dumped.pins, expected, "pins of {page:?}");
+            }
+        }
+        assert!(pins.is_empty(), "pins of pages that no block has: {pins:?}");
+    }
+
     fn check_sequences(&self, dump: &Dump) {
         let mut promised = 0;
         for seq in &dump.sequences {
             promised += u64::from(seq.promise);
-            assert!(
-                seq.pages
-                    .iter()
-                    .all(|pages| pages.len() == seq.blocks as usize),
-                "{seq:?}"
-            );
+            for (class, pages) in seq.pages.iter().enumerate() {
+                let place = self.classes.place(class);
+                let row = Handle::from_i64(seq.handle).expect("a handle").row;
+                let columns = if place < self.classes.columns() {
+                    seq.blocks
+                } else if self.sequences[row.at()].suspended {
+                    0
+                } else {
+                    self.own_at(place)
+                };
+                assert_eq!(pages.len(), columns as usize, "class {class} of {seq:?}");
+            }
             assert!(
                 seq.committed <= seq.history && seq.history <= seq.known,
                 "{seq:?}"
@@ -543,10 +595,17 @@ impl Ledger {
             );
             assert_eq!(self.tree.node(inner.node).end(), inner.published);
             for (class, pages) in seq.pages.iter().enumerate() {
+                let place = self.classes.place(class);
+                if place >= self.classes.columns() {
+                    continue;
+                }
                 for id in self.tree.upwards(inner.node) {
                     let node = self.dump_node(id);
                     let run = &pages[node.start as usize..][..node.tokens.len()];
-                    assert_eq!(run, node.pages[class], "shared pages of {seq:?}");
+                    for (&mine, &theirs) in run.iter().zip(&node.pages[class]) {
+                        let behind = place >= self.classes.full() && mine == 0;
+                        assert!(mine == theirs || behind, "shared pages of {seq:?}");
+                    }
                 }
             }
             let room =

@@ -175,15 +175,6 @@ impl LedgerConfig {
             let given = i128::try_from(self.lifetimes.len()).unwrap_or(i128::MAX);
             return refuse("len(lifetimes)", given, "len(num_pages): one per class");
         }
-        let dropping = self
-            .lifetimes
-            .iter()
-            .filter(|&&it| it != Lifetime::Full)
-            .count();
-        if dropping > 0 {
-            let given = i128::try_from(dropping).unwrap_or(i128::MAX);
-            return refuse("classes that drop tokens", given, "0 in this version");
-        }
         let has = |wanted: fn(&Lifetime) -> bool| self.lifetimes.iter().any(wanted);
         let needs_blocks = self.reuse && !has(|&lifetime| lifetime == Lifetime::Full);
         match (needs_blocks, self.num_blocks) {

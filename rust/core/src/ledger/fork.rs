@@ -1,7 +1,7 @@
 //! Forks: new sequences that continue open ones.
 
 use crate::error::LedgerError;
-use crate::ids::{Handle, Row};
+use crate::ids::{Handle, PAGE_ZERO, Row, count};
 use crate::ledger::{Ledger, Move, REFUSED_NO_ROW, REFUSED_NOW, check_len};
 
 /// The blocks of a parent, by what a fork does with them.
@@ -60,8 +60,14 @@ impl Ledger {
             shared, written, ..
         } = self.parts(row);
         let waits = |copy: &&Move| {
-            let pages = self.pages_of(row, self.classes.place(copy.class as usize));
-            pages[shared as usize..written as usize].contains(&copy.destination)
+            let place = self.classes.place(copy.class as usize);
+            let pages = self.pages_of(row, place);
+            let copied = if place < self.classes.columns() {
+                &pages[shared as usize..written as usize]
+            } else {
+                pages
+            };
+            copied.contains(&copy.destination)
         };
         match self.moves.iter().filter(waits).count() {
             0 => Ok(()),
@@ -107,32 +113,71 @@ impl Ledger {
         }
         let parts = self.parts(parent);
         let need = parts.held - parts.shared;
-        let promise = self.sequences[parent.at()].promise();
-        let blocks = u64::from(need) + u64::from(promise) + self.promised;
-        if !self.has_blocks(blocks, 0, |_| (0, 0)) {
+        let seq = &self.sequences[parent.at()];
+        let counted = self.counted(need, seq.keeps_tokens);
+        let blocks = u64::from(counted) + u64::from(seq.promise()) + self.promised;
+        let other = |place: usize| {
+            let own = self.fork_need(parent, parts, place);
+            (u64::from(own) + self.fork_promise(parent, place), 0)
+        };
+        if !self.has_blocks(blocks, 0, other) {
             return Err(REFUSED_NOW);
         }
+        let needs: Vec<u32> = (0..self.pools.len())
+            .map(|place| self.fork_need(parent, parts, place))
+            .collect();
         let row = self.continue_in_new_row(parent, parts.shared);
-        self.take(row, need);
+        self.make_room(counted, |place| needs[place]);
+        self.take_columns(row, need, Some(parent));
+        self.take_own(row);
         self.copy_tokens(parent, row);
         self.queue_fork_copies(step, parent, row, parts);
         self.counters.forked += 1;
         Ok(row)
     }
 
+    /// Pages that a fork takes of its own in the class at a place.
+    fn fork_need(&self, parent: Row, parts: Parts, place: usize) -> u32 {
+        let pages = self.pages_of(parent, place);
+        if place < self.classes.columns() {
+            let own = &pages[parts.shared as usize..];
+            count(own.iter().filter(|&&page| page != PAGE_ZERO).count())
+        } else {
+            count(pages.len())
+        }
+    }
+
+    /// Pages kept in a class that is not full for what was promised, the fork's own promise included.
+    fn fork_promise(&self, parent: Row, place: usize) -> u64 {
+        let window = place - self.classes.full();
+        let windows = self.promised_windows.len();
+        if window >= windows {
+            return 0;
+        }
+        let own = self.windows[parent.at() * windows + window].promise;
+        u64::from(own) + self.promised_at(place)
+    }
+
     /// Opens a row with the parent's lengths and its shared blocks.
     fn continue_in_new_row(&mut self, parent: Row, shared: u32) -> Row {
         let free = self.free_rows.pop().expect("a row was checked to be free");
         let row = Row::new(free.0);
-        let classes = self.pools.len();
-        for (class, pool) in self.pools.iter_mut().enumerate() {
-            let pages = &self.tables[parent.at() * classes + class].pages[..shared as usize];
+        let (classes, full) = (self.pools.len(), self.classes.full());
+        let publishes = self.sequences[parent.at()].keeps_tokens;
+        for place in 0..self.classes.columns() {
+            let pages = &self.tables[parent.at() * classes + place].pages[..shared as usize];
             let pages = pages.to_vec();
-            if !self.sequences[parent.at()].keeps_tokens {
-                pool.share(&pages);
+            let held = pages.iter().copied().filter(|&page| page != PAGE_ZERO);
+            if !publishes {
+                self.pools[place].share(&held.collect::<Vec<_>>());
+            } else if place >= full {
+                for page in held {
+                    self.sides.at_mut(place).pin(page, &self.steps);
+                }
             }
-            self.tables[row.at() * classes + class].pages = pages;
+            self.tables[row.at() * classes + place].pages = pages;
         }
+        self.continue_windows(parent, row, shared);
         let [from, seq] = self
             .sequences
             .get_disjoint_mut([parent.at(), row.at()])
@@ -150,6 +195,7 @@ impl Ledger {
         seq.published = from.published;
         seq.node = from.node;
         seq.keeps_tokens = from.keeps_tokens;
+        seq.counts_blocks = from.counts_blocks;
         // What is taken now comes off at once, in `take`.
         self.promised += u64::from(seq.promise());
         if seq.keeps_tokens {
@@ -173,23 +219,58 @@ impl Ledger {
     }
 
     fn queue_fork_copies(&mut self, step: u64, parent: Row, row: Row, parts: Parts) {
-        let size = self.config.tokens_per_block;
+        let (size, columns) = (self.config.tokens_per_block, self.classes.columns());
         let reach = self.sequences[parent.at()].reach();
-        if parts.written > parts.shared {
-            self.steps.fence_copies(step);
-        }
+        let queued = self.moves.len();
         for block in parts.shared..parts.written {
-            for &place in self.classes.places() {
-                let page = |row: Row| self.pages_of(row, place)[block as usize];
-                self.moves.push(Move {
-                    step,
-                    class: self.classes.class(place),
-                    source: page(parent),
-                    destination: page(row),
-                    tokens: size.min(reach - block * size),
-                });
+            let tokens = size.min(reach - block * size);
+            for class in 0..self.pools.len() {
+                let place = self.classes.place(class);
+                if place < columns {
+                    self.queue_fork_copy(step, (parent, row), place, block, tokens);
+                }
             }
             self.counters.copied_blocks += 1;
         }
+        for class in 0..self.pools.len() {
+            let place = self.classes.place(class);
+            if place < columns {
+                continue;
+            }
+            let states = self.classes.states().contains(&place);
+            for column in 0..count(self.pages_of(parent, place).len()) {
+                let tokens = if states {
+                    1
+                } else {
+                    size.min(self.classes.cross_tokens(place) - column * size)
+                };
+                self.queue_fork_copy(step, (parent, row), place, column, tokens);
+            }
+        }
+        if self.moves.len() > queued {
+            self.steps.fence_copies(step);
+        }
+    }
+
+    /// Queues the copy of one page, if the parent has it.
+    fn queue_fork_copy(
+        &mut self,
+        step: u64,
+        (parent, row): (Row, Row),
+        place: usize,
+        column: u32,
+        tokens: u32,
+    ) {
+        let source = self.pages_of(parent, place)[column as usize];
+        if source == PAGE_ZERO {
+            return;
+        }
+        self.moves.push(Move {
+            step,
+            class: self.classes.class(place),
+            source,
+            destination: self.pages_of(row, place)[column as usize],
+            tokens,
+        });
     }
 }

@@ -73,16 +73,22 @@ impl Ledger {
     #[inline]
     fn grow_one(&mut self, step: u64, row: Row, width: u32) -> bool {
         let size = self.config.tokens_per_block;
-        let seq = &mut self.sequences[row.at()];
+        let seq = &self.sequences[row.at()];
         let tokens = seq.reach() + seq.outstanding + width + self.config.extra_tokens;
         // Most steps stay inside the blocks that are there; that needs no division.
         if u64::from(tokens) > u64::from(seq.held) * u64::from(size) {
             let need = tokens.div_ceil(size) - seq.held;
-            if !self.has_blocks(need.into(), 0, |_| (0, 0)) {
+            let columns = self.classes.columns();
+            let counted = self.counted(need, seq.keeps_tokens);
+            let other = |place| (if place < columns { need.into() } else { 0 }, 0);
+            if !self.has_blocks(counted.into(), 0, other) {
                 self.counters.refused_grows += 1;
                 return false;
             }
             self.grow_blocks(row, need);
+        }
+        if self.config.snapshot_interval > 0 {
+            self.take_snapshots(step, row);
         }
         let seq = &mut self.sequences[row.at()];
         seq.widths.push(step, width);

@@ -113,11 +113,12 @@ impl Ledger {
         // Copies in flight read pages that are fenced then; their nodes go as well.
         self.drop_leases(scope);
         let copies = std::mem::take(&mut self.copies);
-        for (step, source) in copies {
-            if self.tree.node(source).scope == scope {
-                self.tree.unpin(source, &self.blocks, &self.steps);
+        for copy in copies {
+            if self.tree.node(copy.node).scope == scope {
+                self.tree.unpin(copy.node, &self.blocks, &self.steps);
+                self.unpin_sides(&copy);
             } else {
-                self.copies.push((step, source));
+                self.copies.push(copy);
             }
         }
         let mut store = Store {

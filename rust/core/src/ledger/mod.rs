@@ -15,10 +15,14 @@
 //! | `suspend.rs` | giving up the pages of a sequence and getting new ones |
 //! | `release.rs` | the end of a sequence |
 //! | `reset.rs` | forgetting all that could be reused |
+//! | `room.rs` | the one answer whether pages can be had, taking and giving back |
+//! | `sides.rs` | windows and states: what a hit needs, pins, pruning |
+//! | `snapshot.rs` | states that become reusable |
 //! | `identity.rs` | scopes and media |
 //! | `probe.rs` | what a scheduler asks first: what would fit, why a match ended |
 //! | `victims.rs` | what preempting sequences would give |
 //! | `keys.rs` | keys of blocks, and events |
+//! | `gains.rs` | the same where classes differ |
 //! | `read.rs` | tables, updates, moves, statistics |
 //! | `tables.rs` | CSR, slot mappings and rows of slots |
 //! | `check.rs` | validation, dump and digest, for tests |
@@ -28,6 +32,7 @@ mod advance;
 mod check;
 mod config;
 mod fork;
+mod gains;
 mod grow;
 mod identity;
 mod keys;
@@ -38,6 +43,9 @@ mod read;
 mod release;
 mod reset;
 mod retain;
+mod room;
+mod sides;
+mod snapshot;
 mod suspend;
 mod tables;
 mod victims;
@@ -60,8 +68,9 @@ pub use tables::Csr;
 use crate::blocks::Blocks;
 use crate::classes::Classes;
 use crate::error::LedgerError;
-use crate::ids::{Handle, NodeId, PageIndex, Row};
+use crate::ids::{Handle, Row};
 use crate::ledger::identity::Identity;
+use crate::ledger::sides::{PendingCopy, WindowRow};
 use crate::pool::Pool;
 use crate::prefix::{Store, Tree};
 use crate::sequence::Sequence;
@@ -88,16 +97,20 @@ pub struct Ledger {
     free_rows: BinaryHeap<Reverse<u32>>,
     /// Rows with table changes that `updates` has not reported.
     dirty_rows: Vec<Row>,
-    /// Sources of copies: protected until the step completes.
-    copies: Vec<(u64, NodeId)>,
     /// Cached prefixes that are protected without a sequence.
     leases: Leases,
+    /// Copies whose step is not complete.
+    copies: Vec<PendingCopy>,
     /// Copies that `moves` has not handed out.
     moves: Vec<Move>,
     /// Sum of the promises of open sequences, in blocks.
     promised: u64,
     /// Sequences that are open and suspended.
     suspended: u32,
+    /// What open sequences have in windows: one entry per window and sequence row.
+    windows: Vec<WindowRow>,
+    /// Sums of the promises of open sequences, per window.
+    promised_windows: Vec<u64>,
     /// Numbers the calls, to find handles that appear twice in one.
     calls: u64,
     counters: Counters,
@@ -141,6 +154,8 @@ impl Ledger {
             moves: Vec::new(),
             promised: 0,
             suspended: 0,
+            windows: vec![WindowRow::default(); rows as usize * classes.windows().len()],
+            promised_windows: vec![0; classes.windows().len()],
             calls: 0,
             counters: Counters::default(),
             identity: Identity::new(&config.num_pages),
@@ -205,12 +220,13 @@ impl Ledger {
         }
         self.tree.release_fenced(&self.steps);
         let copies = std::mem::take(&mut self.copies);
-        for (queued_in, source) in copies {
-            if queued_in == step {
+        for copy in copies {
+            if copy.step == step {
                 self.tree.next_tick(0);
-                self.tree.unpin(source, &self.blocks, &self.steps);
+                self.tree.unpin(copy.node, &self.blocks, &self.steps);
+                self.unpin_sides(&copy);
             } else {
-                self.copies.push((queued_in, source));
+                self.copies.push(copy);
             }
         }
         Ok(())
@@ -222,67 +238,24 @@ impl Ledger {
         self.config.max_sequences - crate::ids::count(self.free_rows.len())
     }
 
-    /// Whether pages can be had in every class: the one answer about room.
-    ///
-    /// In a full class that is `blocks` pages while `protect` evictable blocks are not touched; without
-    /// a full class, records of blocks stand for its pages. `other(place)` says both numbers of any other
-    /// class; they are asked for only if there is one.
-    #[inline]
-    fn has_blocks(&self, blocks: u64, protect: u32, other: impl Fn(usize) -> (u64, u32)) -> bool {
-        let full = self.classes.full();
-        let evictable = u64::from(self.tree.evictable() - protect);
-        let has = |free: u32| blocks <= u64::from(free) + evictable;
-        let fits = self.pools[..full].iter().all(|pool| has(pool.free_count()))
-            && (full > 0 || has(self.blocks.free_count()));
-        fits && (full..self.pools.len()).all(|place| {
-            let (pages, protect) = other(place);
-            let evictable = self.sides.get(place).map_or(0, Side::evictable);
-            pages <= u64::from(self.pools[place].free_count()) + u64::from(evictable - protect)
-        })
-    }
-
-    /// Takes `need` blocks for a row, evicting what is missing. The caller has checked that they fit.
-    fn take(&mut self, row: Row, need: u32) {
-        let full = self.classes.full();
-        let missing = self.pools[..full]
-            .iter()
-            .map(|pool| need.saturating_sub(pool.free_count()))
-            .max()
-            .unwrap_or(0);
-        if missing > 0 {
-            let mut store = Store {
-                blocks: &mut self.blocks,
-                pools: &mut self.pools,
-                sides: &mut self.sides,
-            };
-            self.tree.evict(missing, &mut store, &self.steps);
-            self.counters.evicted_blocks += u64::from(missing);
-        }
-        let first = row.at() * self.pools.len();
-        for (class, pool) in self.pools[..full].iter_mut().enumerate() {
-            pool.take(need, &mut self.tables[first + class].pages);
-        }
-        let seq = &mut self.sequences[row.at()];
-        if seq.keeps_tokens {
-            self.blocks.take(need, &mut seq.blocks);
-        }
-        let had = seq.held;
-        let promise = seq.promise();
-        seq.held += need;
-        self.promised -= u64::from(promise - seq.promise());
-        self.touch(row, had, had + need);
-    }
-
-    /// Notes that columns `from .. to` of a row have changed.
+    /// Notes that columns `from .. to` of a row have changed, in the classes with a column per block.
     #[inline]
     fn touch(&mut self, row: Row, from: u32, to: u32) {
-        let classes = self.pools.len();
-        let first = row.at() * classes;
-        let mut clean = false;
-        for class in 0..classes {
-            clean |= self.tables[first + class].touch(from, to);
+        for place in 0..self.classes.columns() {
+            self.touch_at(row, place, from, to);
         }
-        if clean {
+    }
+
+    /// Notes that columns `from .. to` of a row have changed in the class at a place.
+    #[inline]
+    fn touch_at(&mut self, row: Row, place: usize, from: u32, to: u32) {
+        if from >= to {
+            return;
+        }
+        self.tables[row.at() * self.pools.len() + place].touch(from, to);
+        let seq = &mut self.sequences[row.at()];
+        if !seq.listed {
+            seq.listed = true;
             self.dirty_rows.push(row);
         }
     }
@@ -314,26 +287,6 @@ impl Ledger {
         }
         seq.seen = self.calls;
         Ok(row)
-    }
-
-    /// Gives back the blocks of a row from ordinal `from` on, which must be private.
-    fn give_back_from(&mut self, row: Row, from: u32) {
-        let first = row.at() * self.pools.len();
-        let stamp = self.steps.stamp();
-        let full = self.classes.full();
-        for (class, pool) in self.pools[..full].iter_mut().enumerate() {
-            let pages: &mut Vec<PageIndex> = &mut self.tables[first + class].pages;
-            pool.give_back(pages.drain(from as usize..), stamp, &self.steps);
-        }
-        let seq = &mut self.sequences[row.at()];
-        let promise = seq.promise();
-        let had = std::mem::replace(&mut seq.held, from);
-        self.promised += u64::from(seq.promise() - promise);
-        if seq.keeps_tokens {
-            let kept = (from - seq.published) as usize;
-            self.blocks.give_back(seq.blocks.drain(kept..));
-        }
-        self.touch(row, from, had);
     }
 }
 

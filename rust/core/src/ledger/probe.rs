@@ -6,6 +6,8 @@ use crate::error::LedgerError;
 use crate::ids::{Row, Token};
 use crate::ledger::admit::{AdmitBatch, REFUSED_FOREVER, REFUSED_NO_ROW, REFUSED_NOW};
 use crate::ledger::{Ledger, check_len, check_range};
+use crate::prefix::Found;
+use crate::side::Side;
 
 /// The arguments of [`Ledger::fits_blocks`], one entry per request.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +37,10 @@ pub enum MissReason {
     Draft,
     /// Draft KV of these tokens depends on tokens after the agreement.
     Lookahead,
+    /// The pages of a window before their end are gone.
+    Window,
+    /// No state has a snapshot at their end.
+    State,
     /// Only another scope has them.
     Scope(i32),
     /// The cached text goes on with another token.
@@ -54,6 +60,8 @@ impl MissReason {
             Self::Partial => "partial",
             Self::Draft => "draft",
             Self::Lookahead => "lookahead",
+            Self::Window => "window",
+            Self::State => "state",
             Self::Scope(_) => "scope",
             Self::Tokens => "tokens",
             Self::EndOfCachedText => "end_of_cached_text",
@@ -157,7 +165,8 @@ impl Ledger {
             let number = |value: i64| u32::try_from(value).expect("checked to be in range");
             let len = number(batch.length[item]);
             let (hit, max_total) = (number(batch.hit[item]), number(batch.max_total[item]));
-            let reason = self.decide_blocks(len, hit, max_total);
+            let first = batch.first[item].cast_unsigned();
+            let reason = self.decide_blocks(len, hit, first, max_total);
             fitting += usize::from(reason.is_none());
             *answer = reason.map_or(0, as_answer);
         }
@@ -176,23 +185,36 @@ impl Ledger {
         check_range("hit % tokens_per_block", item, hit % unit, 0, 0)
     }
 
-    fn decide_blocks(&self, len: u32, hit: u32, max_total: u32) -> Option<i64> {
+    fn decide_blocks(&self, len: u32, hit: u32, first: u32, max_total: u32) -> Option<i64> {
         if self.free_rows.is_empty() {
             return Some(REFUSED_NO_ROW);
         }
-        if self.is_too_large(len, max_total) {
+        let publishes = self.publishes(0);
+        if self.is_too_large(len, max_total, publishes) {
             return Some(REFUSED_FOREVER);
         }
+        // With the copy first, then without it, as an admission tries. A shorter hit is not known here
+        // where it depends on windows and states.
         let size = self.config.tokens_per_block;
-        let shared = hit / size;
-        let whole = (len + self.config.extra_tokens).div_ceil(size) - shared;
-        let kept = self.promised + self.watermark();
-        // With the copy first, then without it, as an admission tries.
-        let fits = [hit.div_ceil(size), shared].into_iter().any(|used| {
-            let protect = used.min(self.tree.evictable());
-            self.has_blocks(u64::from(whole) + kept, protect, |_| (0, 0))
-        });
+        let shorter = (!self.has_sides()).then_some(hit - hit % size);
+        let mut hits = [Some(hit), shorter].into_iter().flatten();
+        let fits = hits.any(|hit| self.has_room_for(len, hit, first));
         (!fits).then_some(REFUSED_NOW)
+    }
+
+    /// Whether a prompt fits if every block of its hit were evictable.
+    fn has_room_for(&self, len: u32, hit: u32, first: u32) -> bool {
+        let (size, extra) = (self.config.tokens_per_block, self.config.extra_tokens);
+        let (shared, used) = (hit / size, hit.div_ceil(size));
+        let need = (hit + first.min(len - hit) + extra).div_ceil(size) - shared;
+        let whole = (len + extra).div_ceil(size) - shared;
+        let blocks = u64::from(self.counted(whole, self.publishes(0)));
+        let kept = self.promised + self.watermark();
+        let protect = used.min(self.tree.evictable());
+        self.has_blocks(blocks + kept, protect, |place| {
+            let evictable = self.sides.get(place).map_or(0, Side::evictable);
+            (self.wanted_at(place, need, whole), used.min(evictable))
+        })
     }
 
     /// How far these tokens match, and why no further. Looks at every scope.
@@ -259,30 +281,32 @@ impl Ledger {
     fn explain_use(&self, tokens: &[Token], scope: i32, draft_from: i32, report: &mut MatchReport) {
         let find = |unit| {
             let need = self.draft_need(draft_from);
-            self.tree
-                .find(&self.blocks, scope, tokens, need, unit)
-                .usable
+            self.tree.find(&self.blocks, scope, tokens, need, unit)
         };
         let agreed = report.matched.saturating_sub(self.config.lookahead);
         report.miss(agreed, MissReason::Lookahead);
-        report.miss(find(1), MissReason::Draft);
-        report.usable = find(self.hit_unit());
-        report.miss(report.usable, MissReason::Partial);
+        report.miss(find(1).usable, MissReason::Draft);
+        let (found, unit) = (find(self.hit_unit()), self.hit_unit());
+        report.miss(found.usable, MissReason::Partial);
+        let windows = self.accepted_by_windows(found.tail, found.usable, unit);
+        report.miss(windows, MissReason::Window);
+        report.usable = self.accepted(found.tail, found.usable, unit);
+        report.miss(report.usable, MissReason::State);
         let most = report.usable.min(report.tokens.saturating_sub(1));
-        report.hit = most - most % self.hit_unit();
+        report.hit = self.accepted(found.tail, most, unit);
         report.miss(report.hit, MissReason::FirstTokenMustRun);
     }
 
     /// Counts the prompt tokens of a new sequence that it could not reuse, by reason.
-    pub(super) fn count_misses(&mut self, row: Row, len: u32, usable: u32, hit: u32) {
+    pub(super) fn count_misses(&mut self, row: Row, len: u32, found: Found, hit: u32) {
         if !self.sequences[row.at()].keeps_tokens {
             self.counters.missed_private_tokens += u64::from(len);
             return;
         }
-        let most = usable.min(len - 1);
+        let most = found.usable.min(len - 1);
         let most = most - most % self.hit_unit();
-        self.counters.missed_text_tokens += u64::from(len - usable);
-        self.counters.missed_last_tokens += u64::from(usable - most);
+        self.counters.missed_text_tokens += u64::from(len - found.longest);
+        self.counters.missed_last_tokens += u64::from(found.longest - most);
         self.counters.missed_copy_tokens += u64::from(most - hit);
     }
 }

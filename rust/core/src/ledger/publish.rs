@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::ids::{NodeId, PageIndex, Row, Token};
+use crate::ids::{BlockId, NodeId, PageIndex, Row, Token};
 use crate::ledger::Ledger;
 use crate::prefix::{Incoming, Key, Partial, Retention, Store, Usage};
 
@@ -16,7 +16,7 @@ impl Ledger {
         while self.sequences[row.at()].published < end {
             let (from, draft_valid, same) = self.stretch(row, end);
             if let Some(child) = self.equal_child(row, from, draft_valid) {
-                self.rebase(row, child, same);
+                self.rebase(row, child, same, draft_valid);
             } else {
                 self.enter(row, same, draft_valid);
             }
@@ -25,8 +25,12 @@ impl Ledger {
 
     /// The next block to publish, its `draft_valid`, and the end of the blocks that share it.
     fn stretch(&self, row: Row, end: u32) -> (u32, bool, u32) {
+        self.stretch_from(row, self.sequences[row.at()].published, end)
+    }
+
+    /// The same for block `from`.
+    pub(super) fn stretch_from(&self, row: Row, from: u32, end: u32) -> (u32, bool, u32) {
         let seq = &self.sequences[row.at()];
-        let from = seq.published;
         if !self.config.has_draft {
             return (from, true, end);
         }
@@ -51,7 +55,10 @@ impl Ledger {
         [true, false]
             .into_iter()
             .filter(|&valid| valid >= draft_valid)
-            .find_map(|valid| self.tree.exact_child(&self.blocks, node, valid, &key))
+            .find_map(|valid| {
+                let child = self.tree.exact_child(&self.blocks, node, valid, &key)?;
+                (valid == draft_valid || self.stands_in(row, from, child, 1) > 0).then_some(child)
+            })
     }
 
     /// Up to `len` known tokens of the sequence from the start of private block `from`.
@@ -73,7 +80,7 @@ impl Ledger {
     }
 
     /// Takes over the equal blocks of `child`, up to ordinal `end`, and gives the private ones back.
-    fn rebase(&mut self, row: Row, child: NodeId, end: u32) {
+    fn rebase(&mut self, row: Row, child: NodeId, end: u32, draft_valid: bool) {
         let size = self.blocks.tokens_per_block();
         let (places, full) = (self.pools.len(), self.classes.full());
         let from = self.sequences[row.at()].published;
@@ -87,6 +94,11 @@ impl Ledger {
         let blocks = crate::ids::count((same - self.tree.lookahead) / size)
             .min(node.len())
             .min(end - from);
+        let blocks = if node.draft_valid == draft_valid {
+            blocks
+        } else {
+            self.stands_in(row, from, child, blocks)
+        };
         let to = self.split_after(child, from + blocks);
         let stamp = self.steps.stamp();
         let stretch = from as usize..(from + blocks) as usize;
@@ -100,6 +112,11 @@ impl Ledger {
             {
                 *mine = *theirs;
             }
+        }
+        if places > full {
+            let node = self.tree.node(to);
+            let theirs = node.blocks()[(from - node.start) as usize..].to_vec();
+            self.rebase_windows(row, from, &theirs);
         }
         let seq = &mut self.sequences[row.at()];
         self.blocks.give_back(seq.blocks.drain(..blocks as usize));
@@ -164,11 +181,11 @@ impl Ledger {
         partial: Option<Partial>,
     ) {
         let seq = &self.sequences[row.at()];
-        let from = seq.published as usize;
+        let from = seq.published;
         let first = row.at() * self.pools.len();
         let pages: SmallVec<[&[PageIndex]; 4]> = self.tables[first..][..self.classes.full()]
             .iter()
-            .map(|table| &table.pages[from..from + blocks as usize])
+            .map(|table| &table.pages[from as usize..(from + blocks) as usize])
             .collect();
         let incoming = Incoming {
             blocks: &seq.blocks[..blocks as usize],
@@ -189,18 +206,26 @@ impl Ledger {
         } else {
             self.tree.extend_pin(seq.node, &self.blocks, &incoming)
         };
+        let entered = if self.promised_windows.is_empty() {
+            Vec::new()
+        } else {
+            seq.blocks[..blocks as usize].to_vec()
+        };
+        drop(pages);
+        self.enter_windows(row, from, &entered);
         let seq = &mut self.sequences[row.at()];
         seq.node = node;
         seq.published += blocks;
         seq.blocks.drain(..blocks as usize);
         self.counters.published_blocks += u64::from(blocks);
-        drop(pages);
         self.note_entered(node, blocks);
     }
 
     /// Publishes the tail of a sequence that ends inside a block, or before the lookahead of its last
-    /// block is known. Afterwards the sequence stands on it.
-    pub(crate) fn publish_tail(&mut self, row: Row) {
+    /// block is known. Afterwards the sequence stands on it. Returns the block that the tail became, or
+    /// that makes it worthless (none if its draft KV is better), with the tokens that the tail covers;
+    /// `None` if there is no tail.
+    pub(crate) fn publish_tail(&mut self, row: Row) -> Option<(Option<BlockId>, u32)> {
         let size = self.config.tokens_per_block;
         let seq = &self.sequences[row.at()];
         let start = seq.published * size;
@@ -208,7 +233,7 @@ impl Ledger {
             .history()
             .min(seq.known.saturating_sub(self.config.lookahead));
         if end <= start {
-            return;
+            return None;
         }
         let covered = end - start;
         // Its text ends with the lookahead of its last covered token: tokens after that are known, but
@@ -217,9 +242,13 @@ impl Ledger {
         let text = self.text(row, seq.published, limit as usize);
         let tokens = text.len().min(size as usize);
         let (_, draft_valid, _) = self.stretch(row, seq.published + 1);
-        if self.tree.covers(&self.blocks, seq.node, draft_valid, &text) {
-            return;
+        let cover = self.tree.cover(&self.blocks, seq.node, draft_valid, &text);
+        if let Some(cover) = cover {
+            let cover = self.tree.node(cover);
+            let alike = cover.draft_valid == draft_valid;
+            return Some((alike.then_some(cover.blocks()[0]), covered));
         }
+        let block = seq.blocks[0];
         self.drop_shorter(row, draft_valid, &text);
         let partial = Partial {
             tokens: crate::ids::count(tokens),
@@ -230,5 +259,6 @@ impl Ledger {
         let (retention, _) = self.retention(row, from, from + 1);
         let what = (usage, retention);
         self.insert(row, 1, &text[tokens..], draft_valid, what, Some(partial));
+        Some((Some(block), covered))
     }
 }

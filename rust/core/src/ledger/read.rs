@@ -40,7 +40,7 @@ impl Ledger {
         let found = self
             .tree
             .find(&self.blocks, scope, tokens, draft_from, self.hit_unit());
-        Ok(found.usable)
+        Ok(self.accepted(found.tail, found.usable, self.hit_unit()))
     }
 
     /// Checks the arguments of a match; returns `draft_from`, or what stands for none.
@@ -159,6 +159,7 @@ impl Ledger {
             });
         }
         for row in self.dirty_rows.drain(..) {
+            self.sequences[row.at()].listed = false;
             for table in &mut self.tables[row.at() * classes..][..classes] {
                 table.show();
             }

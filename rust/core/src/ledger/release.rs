@@ -44,17 +44,19 @@ impl Ledger {
         let stands = seq.keeps_tokens && !seq.suspended;
         self.promised -= u64::from(seq.promise());
         seq.prompt_blocks = 0;
-        // Without partial reuse nobody could ever use a tail.
-        if publish && stands && self.config.partial_reuse {
-            self.publish_tail(row);
+        if !seq.suspended {
+            self.publish_end(row, publish && stands);
         }
+        self.leave_cross(row);
         let published = self.sequences[row.at()].published;
         self.give_back_from(row, published);
-        let classes = self.pools.len();
-        for class in 0..classes {
-            self.tables[row.at() * classes + class].pages.clear();
+        self.leave_windows(row);
+        let (columns, classes) = (self.classes.columns(), self.pools.len());
+        for place in 0..columns {
+            self.tables[row.at() * classes + place].pages.clear();
         }
         self.touch(row, 0, published);
+        self.close_windows(row);
         let seq = &mut self.sequences[row.at()];
         self.tree.next_tick(std::mem::take(&mut seq.entered));
         let node = std::mem::replace(&mut seq.node, NodeId::NONE);
@@ -71,5 +73,37 @@ impl Ledger {
             self.tree.serve(node);
             self.tree.unpin(node, &self.blocks, &self.steps);
         }
+    }
+
+    /// Publishes the tail of a sequence that ends, if there is one and it may be used, and leaves its
+    /// states at the end of what is published, or gives them back.
+    fn publish_end(&mut self, row: Row, publish: bool) {
+        let seq = &self.sequences[row.at()];
+        let (size, start) = (self.config.tokens_per_block, seq.published);
+        let (history, node) = (seq.history(), seq.node);
+        let settled = seq.outstanding == 0 && seq.reach() == history;
+        // Without partial reuse nobody could ever use a tail.
+        let tail = if publish && self.config.partial_reuse {
+            self.publish_tail(row)
+        } else {
+            None
+        };
+        if self.classes.states().is_empty() {
+            return;
+        }
+        let end = match tail {
+            Some((block, covered)) => Some((block, covered, start * size + covered)),
+            None if publish && start > 0 => {
+                let (_, draft_valid, _) = self.stretch_from(row, start - 1, start);
+                let node = self.tree.node(node);
+                let alike = node.draft_valid == draft_valid;
+                let last = node.blocks().last().copied();
+                Some((last.filter(|_| alike), size, start * size))
+            }
+            None => None,
+        };
+        let end = end.filter(|&(_, _, end)| settled && end == history);
+        let (block, covered) = end.map_or((None, 0), |(block, covered, _)| (block, covered));
+        self.leave_states(row, block, covered);
     }
 }

@@ -1,7 +1,7 @@
 //! Forgetting all that could be reused, also under open sequences.
 
 use crate::error::LedgerError;
-use crate::ids::{NodeId, Row};
+use crate::ids::{NodeId, PAGE_ZERO, Row};
 use crate::ledger::Ledger;
 use crate::prefix::Tree;
 
@@ -20,14 +20,16 @@ impl Ledger {
                 open: open as usize,
             });
         }
+        // Copies in flight use pages that are fenced then, or live; their nodes go.
+        for copy in std::mem::take(&mut self.copies) {
+            self.unpin_sides(&copy);
+        }
         for row in (0..self.config.max_sequences).map(Row::new) {
             if !self.sequences[row.at()].node.is_none() {
                 self.detach(row);
             }
         }
         self.give_up_tree();
-        // Copies in flight read pages that are fenced now, or live; their nodes are gone.
-        self.copies.clear();
         self.leases.clear();
         let (tick, growth) = (self.tree.tick, self.tree.growth);
         let policy = self.config.policy.build(self.blocks.records());
@@ -42,11 +44,24 @@ impl Ledger {
     fn detach(&mut self, row: Row) {
         let first = row.at() * self.pools.len();
         let full = self.classes.full();
-        let seq = &mut self.sequences[row.at()];
-        let published = std::mem::take(&mut seq.published) as usize;
-        for (class, pool) in self.pools[..full].iter_mut().enumerate() {
-            pool.share(&self.tables[first + class].pages[..published]);
+        let published = self.sequences[row.at()].published as usize;
+        for (place, pool) in self.pools[..full].iter_mut().enumerate() {
+            pool.share(&self.tables[first + place].pages[..published]);
         }
+        for place in full..self.classes.columns() {
+            let held = self.tables[first + place].pages[..published].iter();
+            for &page in held.filter(|&&page| page != PAGE_ZERO) {
+                // The first of several to hold it takes it out of the tree.
+                if !self.sides.at_mut(place).detach(page) {
+                    self.pools[place].share(&[page]);
+                }
+            }
+        }
+        let seq = &mut self.sequences[row.at()];
+        self.promised -= u64::from(seq.promise());
+        seq.counts_blocks = full > 0;
+        self.promised += u64::from(seq.promise());
+        seq.published = 0;
         seq.node = NodeId::NONE;
         seq.scope = -1;
         seq.keeps_tokens = false;
@@ -68,7 +83,9 @@ impl Ledger {
             } else {
                 self.steps.stamp()
             };
-            for (at, &block) in node.blocks().iter().enumerate() {
+            let blocks = node.blocks();
+            self.sides.drop_blocks(blocks, &mut self.pools, &self.steps);
+            for (at, &block) in blocks.iter().enumerate() {
                 self.blocks.give_back(std::iter::once(block));
                 for (class, pool) in self.pools[..full].iter_mut().enumerate() {
                     let page = node.pages(full)[at * full + class];

@@ -94,11 +94,11 @@ impl Ledger {
             .map(|((&row, &first), text)| self.resumed_item(row, first.cast_unsigned(), text))
             .collect();
         let found = self.claim_all(&items);
-        let evicted = self.counters.evicted_blocks;
+        let evicted = self.evicted();
         let mut resumed = 0;
         for (at, item) in items.iter().enumerate() {
             let match_ = match &found {
-                Some(found) if self.counters.evicted_blocks == evicted => found[at],
+                Some(found) if self.evicted() == evicted => found[at],
                 _ => self.match_item(item),
             };
             let demand = self.fitting_demand(item, match_);
@@ -119,6 +119,7 @@ impl Ledger {
             self.counters.resumed_hit_tokens += u64::from(demand.hit);
         }
         self.tree.end_claims();
+        self.sides.end_claims();
         Ok(resumed)
     }
 

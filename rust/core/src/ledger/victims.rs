@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use crate::error::LedgerError;
 use crate::ids::{Handle, NodeId, PageIndex, Row};
+use crate::ledger::gains::Gains;
 use crate::ledger::{Ledger, check_len, check_range};
 use crate::pool::Pool;
 use crate::prefix::Tree;
@@ -16,7 +17,7 @@ use crate::prefix::Tree;
 type Counts = (u32, u32);
 
 /// The tree and a pool, some of whose pins and shares are let go.
-struct Shadow<'a> {
+pub(super) struct Shadow<'a> {
     tree: &'a Tree,
     /// Private pages are shared alike in all classes, so the first one speaks for all.
     pool: &'a Pool,
@@ -41,7 +42,7 @@ impl<'a> Shadow<'a> {
         shadow
     }
 
-    fn owners(&self, page: PageIndex) -> u32 {
+    pub(super) fn owners(&self, page: PageIndex) -> u32 {
         let own = || 1 + self.pool.shares_of(page);
         self.owners.get(&page).copied().unwrap_or_else(own)
     }
@@ -55,21 +56,21 @@ impl<'a> Shadow<'a> {
     }
 
     /// Lets go of private pages; returns how many nobody has any more.
-    fn disown(&mut self, pages: &[PageIndex]) -> u64 {
+    pub(super) fn disown(&mut self, pages: &[PageIndex]) -> u64 {
         let freed = self.owned_alone(pages);
         self.add_owners(pages, -1);
         freed
     }
 
     /// How many of these pages nobody has.
-    fn abandoned(&self, pages: &[PageIndex]) -> u64 {
+    pub(super) fn abandoned(&self, pages: &[PageIndex]) -> u64 {
         if self.pool.shared() == 0 {
             return pages.len() as u64;
         }
         pages.iter().filter(|&&page| self.owners(page) == 0).count() as u64
     }
 
-    fn add_owners(&mut self, pages: &[PageIndex], change: i32) {
+    pub(super) fn add_owners(&mut self, pages: &[PageIndex], change: i32) {
         if self.pool.shared() == 0 {
             return;
         }
@@ -103,7 +104,7 @@ impl<'a> Shadow<'a> {
     }
 
     /// Lets go of a pin; returns the blocks that nothing protects any more.
-    fn unpin(&mut self, id: NodeId) -> u64 {
+    pub(super) fn unpin(&mut self, id: NodeId) -> u64 {
         let (mut blocks, mut id) = (0, id);
         let (pins, active) = self.counts(id);
         let mut left = (pins - 1, active);
@@ -121,7 +122,7 @@ impl<'a> Shadow<'a> {
     }
 
     /// Takes a pin back, if at most `slack` blocks become protected by that; returns how many do.
-    fn pin_within(&mut self, id: NodeId, slack: u64) -> Option<u64> {
+    pub(super) fn pin_within(&mut self, id: NodeId, slack: u64) -> Option<u64> {
         let mut blocks = 0;
         for id in self.tree.upwards(id) {
             if self.counts(id) != (0, 0) {
@@ -160,6 +161,17 @@ impl Ledger {
         let classes = self.num_classes();
         check_len("pages", pages.len(), handle.len() * classes)?;
         self.check_handles(handle)?;
+        if !self.classes.all_full() {
+            for (&handle, pages) in handle.iter().zip(pages.chunks_exact_mut(classes)) {
+                let row = Handle::from_i64(handle).expect("checked above").row;
+                let mut gains = Gains::new(self);
+                gains.let_go(row);
+                for (class, pages) in pages.iter_mut().enumerate() {
+                    *pages = gains.of_class(class).cast_signed();
+                }
+            }
+            return Ok(());
+        }
         let shadow = self.shadow();
         for (&handle, pages) in handle.iter().zip(pages.chunks_exact_mut(classes)) {
             let row = Handle::from_i64(handle).expect("checked above").row;
@@ -189,6 +201,9 @@ impl Ledger {
             check_range("need", class, pages, 0, i64::MAX)?;
         }
         self.check_handles(handle)?;
+        if !self.classes.all_full() {
+            return Ok(self.victims_of_all_classes(handle, need, chosen));
+        }
         let need = need.iter().copied().max().unwrap_or(0).cast_unsigned();
         chosen.fill(0);
         let mut shadow = self.shadow();
@@ -211,6 +226,36 @@ impl Ledger {
         }
         self.drop_needless(&mut shadow, handle, gain - need, chosen);
         Ok(chosen.iter().map(|&chosen| usize::from(chosen)).sum())
+    }
+
+    /// The same where classes differ: each class has a gain of its own.
+    fn victims_of_all_classes(&self, handle: &[i64], need: &[i64], chosen: &mut [u8]) -> usize {
+        let row = |handle| Handle::from_i64(handle).expect("checked above").row;
+        let mut gains = Gains::new(self);
+        chosen.fill(0);
+        for (&handle, chosen) in handle.iter().zip(&mut *chosen) {
+            if gains.suffice(need) {
+                break;
+            }
+            gains.let_go(row(handle));
+            *chosen = 1;
+        }
+        if !gains.suffice(need) {
+            chosen.fill(0);
+            return 0;
+        }
+        for (&handle, chosen) in handle.iter().zip(&mut *chosen).rev() {
+            if *chosen == 0 {
+                continue;
+            }
+            gains.take_back(row(handle));
+            if gains.suffice(need) {
+                *chosen = 0;
+            } else {
+                gains.let_go(row(handle));
+            }
+        }
+        chosen.iter().map(|&chosen| usize::from(chosen)).sum()
     }
 
     /// Takes back, the last first, the chosen sequences that give at most what is left over.
@@ -245,13 +290,13 @@ impl Ledger {
         }
     }
 
-    fn shadow(&self) -> Shadow<'_> {
-        let sources = self.copies.iter().map(|&(_, source)| source);
+    pub(super) fn shadow(&self) -> Shadow<'_> {
+        let sources = self.copies.iter().map(|copy| copy.node);
         Shadow::new(&self.tree, &self.pools[0], sources)
     }
 
     /// Pages of a row that no tree holds, in the first class.
-    fn private_pages(&self, row: Row) -> &[PageIndex] {
+    pub(super) fn private_pages(&self, row: Row) -> &[PageIndex] {
         let pages = &self.tables[row.at() * self.pools.len()].pages;
         &pages[self.sequences[row.at()].published as usize..]
     }

@@ -216,7 +216,7 @@ impl Tree {
                 let same = common(&whole, &text[..len]);
                 let useless = same == whole.len() && node.partial.is_some() && !node.is_active();
                 if useless {
-                    self.drop_partial(child, heir, store, steps);
+                    self.drop_partial(child, heir, draft_valid, store, steps);
                 } else if same == len {
                     // A protected partial or a full block with exactly this text: look at shorter ones.
                     len -= 1;
@@ -236,37 +236,44 @@ impl Tree {
             })
     }
 
-    fn drop_partial(&mut self, id: NodeId, heir: BlockId, store: &mut Store<'_>, steps: &Steps) {
+    fn drop_partial(
+        &mut self,
+        id: NodeId,
+        heir: BlockId,
+        draft_valid: bool,
+        store: &mut Store<'_>,
+        steps: &Steps,
+    ) {
         let place = self.place_of(self.node(id).parent, id, store.blocks);
         self.leave_inactive(id, steps);
         self.cached -= 1;
         let fence = (!steps.passed(self.node(id).stamp)).then_some(steps);
         let block = self.node(id).blocks()[0];
-        store.sides.pass_on(block, heir, store.pools, steps);
+        let alike = self.node(id).draft_valid == draft_valid;
+        store.sides.pass_on(block, heir, alike, store.pools, steps);
         self.give_back_tail(id, 0, fence, store);
         self.remove(id, place, steps);
     }
 
-    /// Whether a partial block with this text would add nothing: a sibling with at least its
-    /// `draft_valid` begins with the text, and so covers as much.
-    pub(crate) fn covers(
+    /// A sibling with at least its `draft_valid` that begins with the text of a partial block, and so
+    /// covers as much: the block would add nothing. Draft-valid before not, then the smaller text.
+    pub(crate) fn cover(
         &self,
         blocks: &Blocks,
         parent: NodeId,
         draft_valid: bool,
         text: &[Token],
-    ) -> bool {
+    ) -> Option<NodeId> {
         [true, false]
             .into_iter()
             .filter(|&valid| valid >= draft_valid)
-            .any(|valid| {
+            .find_map(|valid| {
                 let place = self.lower_bound(blocks, parent, valid, text);
-                let child = self.node(parent).children.get(place);
-                child.is_some_and(|child| {
-                    let node = self.node(child);
-                    node.draft_valid == valid
-                        && node.common_text(blocks, text, usize::MAX) == text.len()
-                })
+                let child = self.node(parent).children.get(place)?;
+                let node = self.node(child);
+                let covers = node.draft_valid == valid
+                    && node.common_text(blocks, text, usize::MAX) == text.len();
+                covers.then_some(child)
             })
     }
 }

@@ -12,9 +12,20 @@ use crate::prefix::children::Place;
 pub(crate) struct Found {
     /// Tokens that can be used.
     pub usable: u32,
+    /// Tokens that could be used if none had to run.
+    pub longest: u32,
     /// The node where the agreement ends, or [`NodeId::NONE`] if the scope has no root. Any block of
     /// the path is in this node or above it, also after nodes on the path were split.
     pub tail: NodeId,
+}
+
+impl Found {
+    /// No match, in a scope that has no root.
+    pub(crate) const NOTHING: Self = Self {
+        usable: 0,
+        longest: 0,
+        tail: NodeId::NONE,
+    };
 }
 
 /// Branches still to follow, the next one last. Few paths have more than one.
@@ -42,14 +53,11 @@ impl Tree {
         unit: u32,
     ) -> Found {
         let Some(&root) = self.roots.get(&scope) else {
-            return Found {
-                usable: 0,
-                tail: NodeId::NONE,
-            };
+            return Found::NOTHING;
         };
         let mut best = Found {
-            usable: 0,
             tail: root,
+            ..Found::NOTHING
         };
         let mut ahead: Ahead = SmallVec::new();
         ahead.push(Branch::Through(root));
@@ -64,7 +72,11 @@ impl Tree {
             let mut usable = self.usable(blocks, node, same, draft_from);
             usable -= usable % unit;
             if usable > best.usable {
-                best = Found { usable, tail: node };
+                best = Found {
+                    usable,
+                    longest: usable,
+                    tail: node,
+                };
             }
         }
         best
