@@ -200,6 +200,28 @@ def test_a_state_without_its_tokens_is_nothing(engine: str) -> None:
 # What goes first
 
 
+def test_snapshots_of_a_long_prompt_spare_the_ends_of_others(engine: str) -> None:
+    """Those taken on the way go before those at which a sequence ended."""
+    s = hybrid(engine, full=200, states=4, snapshot_interval=4)
+    s.serve(tokens(10))
+    s.release(s.prefill_in_chunks(tokens(80, 1000), 4))
+    assert s.stats()["evicted_side_pages"] > 0
+    assert s.match(tokens(10)) == 10
+    assert s.match(tokens(80, 1000)) == 80
+
+
+def test_the_state_of_a_shared_beginning_stays(engine: str) -> None:
+    """The second prompt shows that the beginning is shared; from the third on it is found."""
+    s = hybrid(engine, full=200, states=6, snapshot_interval=16)
+    hits = []
+    for i in range(8):
+        prompt = (*tokens(32), *tokens(32, 1000 * (i + 1)))
+        before = s.stats()["hit_tokens"]
+        s.release(s.prefill_in_chunks(prompt, 16))
+        hits.append(s.stats()["hit_tokens"] - before)
+    assert hits[2:] == [32] * 6
+
+
 def test_snapshots_go_before_blocks(engine: str) -> None:
     s = hybrid(engine, states=2)
     s.serve(tokens(8))

@@ -330,6 +330,27 @@ def test_early_pages_go_before_the_tail(engine: str) -> None:
     assert s.match(tokens(32)) == 0
 
 
+def test_a_shared_beginning_stays_found(engine: str) -> None:
+    """Prompts with one beginning of 64 tokens: its window must not go because each runs past it.
+
+    The pool of windows is full of the ends of earlier prompts. The first two compute the beginning;
+    the second shows that it is shared.
+    """
+    s = hybrid(engine, full=400, windowed=20, rule=sliding(16), max_seq_len=200, max_step_tokens=16)
+    beginning, hits = tokens(64), []
+    for i in range(12):
+        prompt = (*beginning, *tokens(32, 1000 * (i + 1)))
+        step = s.begin()
+        handle, hit = s.try_admit(step, prompt, first=16)
+        hits.append(hit)
+        s.complete(step)
+        s.advance(step, handle)
+        while (ahead := len(prompt) - s.sequence(handle)["history"]) > 0:
+            s.decode(handle, width=min(16, ahead))
+        s.release(handle)
+    assert hits[2:] == [64] * 10
+
+
 def test_a_page_in_use_is_not_evicted(engine: str) -> None:
     s = hybrid(engine, full=40, windowed=6, rule=sliding(8), max_seq_len=64)
     s.serve(tokens(16))

@@ -446,7 +446,7 @@ class Ledger:
         """Return the whole state, readable.
 
         `classes`: per class `free`, `fenced` as lists of pages (fenced: (page, stamp)) and `side`,
-        the side pages as (page, pins, stamp, covered, left behind), those in a queue first;
+        the side pages as (page, pins, stamp, covered, wanted), those in a queue first;
         `nodes`: a list of dicts with `id`, `parent`, `scope`, `start` (ordinal of its first block),
         `tokens` (one list per block), `tip`, `covered` (of a partial block, else None),
         `draft_valid`, `pins`, `active_children`, `last_use`, `stamp`, `uses`, `rank`, `priority`,

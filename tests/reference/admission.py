@@ -299,6 +299,7 @@ class Admitting:
             self.copies.append(Copy(step, plan.source, sides))
         for cls, block in self._side_pages(plan):
             self._dequeue(cls, block)
+            block.wanted.add(cls)
         self._make_room(plan.needs)
         seq.private = self._take(plan.need, self.publishes(seq))
         for cls in [*self.state_classes, *self.cross_classes]:

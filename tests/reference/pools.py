@@ -69,6 +69,7 @@ class Pools:
     def _forget_side(self: ReferenceLedger, cls: int, block: Block) -> None:
         block.pages[cls] = 0
         block.snapshots.pop(cls, None)
+        block.wanted.discard(cls)
         if block in self.queues[cls]:
             self.queues[cls].remove(block)
 
@@ -90,15 +91,10 @@ class Pools:
         if block in self.queues[cls]:
             self.queues[cls].remove(block)
 
-    def _enqueue(
-        self: ReferenceLedger, cls: int, block: Block, *, is_behind: bool = False
-    ) -> None:
+    def _enqueue(self: ReferenceLedger, cls: int, block: Block) -> None:
         """Queue a side page that entered the tree or lost a pin, if nothing pins it."""
         if block.pages[cls] and not self.is_pinned(cls, block):
             block.side_stamps[cls] = self._stamp()
-            block.behind.discard(cls)
-            if is_behind:
-                block.behind.add(cls)
             self.queues[cls].append(block)
 
     def _touch_unprotected(
@@ -131,7 +127,7 @@ class Pools:
     def evictable_side(self: ReferenceLedger, cls: int) -> list[Block]:
         """Return the blocks whose side page could be evicted now, those left behind first."""
         ready = [b for b in self.queues[cls] if not self._fence_is_open(b.side_stamps[cls])]
-        return sorted(ready, key=lambda block: cls not in block.behind)
+        return sorted(ready, key=lambda block: cls in block.wanted)
 
     def evictable_in(self: ReferenceLedger, cls: int) -> list[Block]:
         """Return the blocks whose page in this class could be evicted now."""

@@ -45,6 +45,7 @@ class Publishing:
         for cls in self.windowed_classes:
             for block in end.path() if end is not None else []:
                 if (cls, block) in seq.pins:
+                    block.wanted.add(cls)
                     self._enqueue(cls, block)
 
     def _leave_state(
@@ -62,10 +63,16 @@ class Publishing:
         ends_here = seq.history == len(seq.path) * tpb + (0 if tail is None else covered)
         last = len(seq.path) - (tail is None)
         fits = publish and seq.is_settled and ends_here
-        if block is None or not fits or not self._has_draft_of(seq, block, last) or not self._may_have_snapshot(cls, block, covered):
+        if (
+            block is None
+            or not fits
+            or not self._has_draft_of(seq, block, last)
+            or not self._may_have_snapshot(cls, block, covered)
+        ):
             self._give_up_page(cls, self._stamp())
             return
         self._set_snapshot(cls, block, page, covered)
+        block.wanted.add(cls)
         self._enqueue(cls, block)
 
     def _has_draft_of(self: ReferenceLedger, seq: Sequence, block: Block, ordinal: int) -> bool:
@@ -149,6 +156,7 @@ class Publishing:
             if ours or (theirs and self._is_kept(cls, ordinal, seq.history)):
                 seq.pins.append((cls, equal))
                 self._dequeue(cls, equal)
+                equal.wanted.add(cls)
         seq.node = equal
         self.counters["rebased_blocks"] += 1
 
@@ -189,5 +197,6 @@ class Publishing:
             self._give_up_side(cls, new)
         new.pages[cls], new.snapshots[cls] = old.pages[cls], old.snapshots[cls]
         new.side_stamps[cls] = old.side_stamps[cls]
+        new.wanted |= old.wanted & {cls}
         queue[queue.index(old)] = new
         old.pages[cls] = 0

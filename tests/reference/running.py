@@ -65,6 +65,7 @@ class Running:
         self._make_room(needs)
         page = self._take_page(cls)
         self._set_snapshot(cls, block, page, tpb)
+        block.wanted |= {cls} if block.children else set()
         self.copies.append(Copy(step, block, (cls,)))
         self._fence_copies(step)
         self.queued_moves.append((step, (cls, seq.own[cls][0], page, 1)))
@@ -135,7 +136,7 @@ class Running:
         for ordinal, block in enumerate(seq.path):
             if (cls, block) in seq.pins and not self._is_kept(cls, ordinal, seq.history):
                 seq.pins.remove((cls, block))
-                self._enqueue(cls, block, is_behind=True)
+                self._enqueue(cls, block)
         for ordinal, pages in enumerate(seq.private, start=len(seq.path)):
             if pages[cls] and not self._is_kept(cls, ordinal, seq.history):
                 self._leave_page(seq, cls, pages[cls])

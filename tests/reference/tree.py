@@ -27,7 +27,7 @@ class Block:
         key: of a full block, once it was asked for.
         snapshots: in each state class with a page, the tokens of the block that the state covers.
         side_stamps: in each windowed and state class, the stamp of its page's last pin.
-        behind: the classes in which the last to let go of its page had left it behind its window.
+        wanted: the classes in which its page is not merely left behind by one sequence.
         used_at: the clock at its last use.
         priority: lower goes first.
         until: the time from which on the default priority holds again.
@@ -55,7 +55,7 @@ class Block:
     key: bytes = b""
     snapshots: dict[int, int] = field(default_factory=dict)
     side_stamps: dict[int, int] = field(default_factory=dict)
-    behind: set[int] = field(default_factory=set)
+    wanted: set[int] = field(default_factory=set)
 
     @property
     def text(self) -> tuple[int, ...]:

@@ -28,8 +28,8 @@ struct Entry {
     covered: u32,
     /// Whether a later item of the running call counts on it.
     claimed: bool,
-    /// Whether it is in the queue of pages that a sequence left behind.
-    behind: bool,
+    /// Whether a prompt began or a sequence ended with it, or a second one computed it.
+    wanted: bool,
 }
 
 const VACANT: Entry = Entry {
@@ -40,7 +40,7 @@ const VACANT: Entry = Entry {
     stamp: 0,
     covered: 0,
     claimed: false,
-    behind: false,
+    wanted: false,
 };
 
 /// A side page as [`crate::ledger::Dump`] shows it.
@@ -54,8 +54,8 @@ pub struct SideDump {
     pub stamp: u64,
     /// Tokens that a snapshot was taken after, counted from the start of its block; 0 in a window.
     pub covered: u32,
-    /// Whether the sequence that let go of it last went on, and left it behind its window.
-    pub behind: bool,
+    /// Whether a prompt began or a sequence ended with it, or a second one computed it.
+    pub wanted: bool,
 }
 
 /// The side pages of one class.
@@ -168,10 +168,16 @@ impl Side {
         }
     }
 
-    /// Takes one pin away; with the last one the page joins the end of a queue: with `behind` that of
-    /// pages whose sequence goes on without them.
-    pub(crate) fn unpin(&mut self, page: PageIndex, behind: bool, steps: &Steps) {
-        let anchor = self.anchor(behind);
+    /// Notes that a pinned page is worth more than those that one sequence passed by.
+    pub(crate) fn want(&mut self, page: PageIndex) {
+        debug_assert!(self.is_pinned(page));
+        self.entries[page.at()].wanted = true;
+    }
+
+    /// Takes one pin away; with the last one the page joins the end of a queue: if nobody wants it, that
+    /// of pages left behind.
+    pub(crate) fn unpin(&mut self, page: PageIndex, steps: &Steps) {
+        let anchor = self.anchor(!self.entries[page.at()].wanted);
         let last = self.entries[anchor.at()].before;
         let entry = &mut self.entries[page.at()];
         entry.pins -= 1;
@@ -180,7 +186,6 @@ impl Side {
         }
         let stamp = steps.stamp();
         (entry.before, entry.after, entry.stamp) = (last, anchor, stamp);
-        entry.behind = behind;
         self.entries[last.at()].after = page;
         self.entries[anchor.at()].before = page;
         if steps.passed(stamp) {
@@ -311,7 +316,7 @@ impl Side {
                 pins: entry.pins,
                 stamp: entry.stamp,
                 covered: entry.covered,
-                behind: entry.behind,
+                wanted: entry.wanted,
             }
         };
         let queues = self.queue(true).chain(self.queue(false));
@@ -339,7 +344,7 @@ impl Side {
                 .collect();
             let stamps = queue.iter().map(|entry| entry.stamp);
             assert!(stamps.clone().is_sorted(), "a queue is ordered by stamp");
-            assert!(queue.iter().all(|entry| entry.behind == behind));
+            assert!(queue.iter().all(|entry| entry.wanted != behind));
             queued += queue.len();
             passed += stamps.filter(|&stamp| steps.passed(stamp)).count();
         }

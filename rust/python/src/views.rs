@@ -67,7 +67,7 @@ pub fn dump<'py>(py: Python<'py>, dump: &Dump) -> Dict<'py> {
     for ((free, fenced), side) in dump.free.iter().zip(&dump.fenced).zip(&dump.side) {
         let item = PyDict::new(py);
         let side: Vec<_> = (side.iter())
-            .map(|side| (side.page, side.pins, side.stamp, side.covered, side.behind))
+            .map(|side| (side.page, side.pins, side.stamp, side.covered, side.wanted))
             .collect();
         item.set_item("side", side)?;
         item.set_item("free", free)?;

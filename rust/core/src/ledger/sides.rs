@@ -188,6 +188,7 @@ impl Ledger {
         }
         for side in pages {
             self.sides.at_mut(side.place).pin(side.page, &self.steps);
+            self.sides.at_mut(side.place).want(side.page);
             if side.ordinal < shared && side.place < self.classes.columns() {
                 let window = side.place - full;
                 self.tables[first + side.place].pages[side.ordinal as usize] = side.page;
@@ -214,7 +215,7 @@ impl Ledger {
     /// Lets go of the side pages of a copy.
     pub(super) fn unpin_sides(&mut self, copy: &PendingCopy) {
         for &(place, page) in &copy.sides {
-            self.sides.at_mut(place).unpin(page, false, &self.steps);
+            self.sides.at_mut(place).unpin(page, &self.steps);
         }
     }
 
@@ -248,7 +249,7 @@ impl Ledger {
                 continue;
             }
             if column < published {
-                self.sides.at_mut(place).unpin(page, true, &self.steps);
+                self.sides.at_mut(place).unpin(page, &self.steps);
             } else {
                 self.pools[place].give_back(std::iter::once(page), stamp, &self.steps);
             }
@@ -329,8 +330,10 @@ impl Ledger {
                 let theirs = side.page(block);
                 if theirs == PAGE_ZERO {
                     side.insert(block, *ours, 0);
+                    side.want(*ours);
                 } else {
                     side.pin(theirs, &self.steps);
+                    side.want(theirs);
                     let ours = std::mem::replace(ours, theirs);
                     self.pools[place].give_back(std::iter::once(ours), stamp, &self.steps);
                 }
@@ -346,7 +349,8 @@ impl Ledger {
             let held = pages[..published].iter().filter(|&&page| page != PAGE_ZERO);
             let side = self.sides.at_mut(place);
             for &page in held {
-                side.unpin(page, false, &self.steps);
+                side.want(page);
+                side.unpin(page, &self.steps);
             }
         }
     }

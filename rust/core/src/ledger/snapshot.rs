@@ -63,6 +63,9 @@ impl Ledger {
         }
         // Its first pin is the copy's.
         pages.insert(block, page, size);
+        if !self.tree.node(node).children.is_empty() {
+            pages.want(page);
+        }
         self.counters.snapshots += 1;
         self.tree.pin(node, &self.steps);
         self.copies.push(PendingCopy {
@@ -94,7 +97,8 @@ impl Ledger {
             let free = block.filter(|&block| side.make_way(block, covered, pool, &self.steps));
             if let Some(block) = free {
                 side.insert(block, page, covered);
-                side.unpin(page, false, &self.steps);
+                side.want(page);
+                side.unpin(page, &self.steps);
                 self.counters.snapshots += 1;
             } else {
                 pool.give_back(std::iter::once(page), stamp, &self.steps);
