@@ -43,6 +43,7 @@ EXPECTED_OUTCOMES = {
     "missed first_token_must_run",
 }
 EXPECTED_COUNTERS = {
+    *("evicted_side_pages", "snapshots"),
     *("hit_tokens", "target_only_hits", "published_blocks", "rebased_blocks", "evicted_blocks"),
     *(f"missed_{reason}_tokens" for reason in ("private", "text", "last", "copy")),
     *(

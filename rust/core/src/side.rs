@@ -1,11 +1,12 @@
 //! Side pages: pages of tree blocks in classes that do not keep every block.
 //!
-//! They stand beside the tree, in tables per class addressed by block record and by page, so that
-//! nodes split and merge without touching them and one of them is pinned, unpinned, evicted or handed
-//! to another block in constant time (decision 012). Pages that nothing pins form two queues, lists
-//! linked by page numbers: those that a sequence left behind its window as it went on, and those where
-//! one ended. A page joins the end of one, stamped with the newest step, when its last pin goes. So stamps
-//! never fall along a queue, and those whose fence has passed are its beginning.
+//! They stand beside the tree, in tables per class addressed by block record and by page, so that nodes
+//! split and merge without touching them and one of them is pinned, unpinned, evicted or handed to another
+//! block in constant time (decision 012). Pages that nothing pins form two queues, lists linked by page
+//! numbers: those that one sequence left behind as it went on, and those that are wanted: a prompt began or
+//! a sequence ended there, or a second one computed the same. A page joins the end of one, stamped with the
+//! newest step, when its last pin goes. So stamps never fall along a queue, and those whose fence has
+//! passed are its beginning.
 
 use std::collections::VecDeque;
 
