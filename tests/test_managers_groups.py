@@ -1,47 +1,18 @@
-"""Plans that the managers cannot keep yet are refused by name; others are built to the byte."""
+"""Plans become pools to the byte; those that the managers cannot keep are refused by name."""
 
 from __future__ import annotations
 
 import pytest
-from budget_cases import GIB, gqa, mla, model, state
+from budget_cases import GIB, gqa, mla, model
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tandemkv as tkv
 
-CROSS = (
-    tkv.Layer(
-        kind="cross_attention", kv_dtype="bf16", num_kv_heads=8, head_dim=64, max_cross_tokens=1500
-    ),
-)
-
 
 def plan(layers: tuple[tkv.Layer, ...], **layout: int) -> tkv.Plan:
     config = tkv.KvCacheConfig(max_gpu_total_bytes=GIB, max_seq_len=4096, max_batch_size=2)
     return tkv.plan(model(layers), config=config, mapping=tkv.Mapping(**layout))
-
-
-@pytest.mark.parametrize(
-    ("layers", "group"),
-    [
-        (gqa(2) + gqa(1, window=1024), "sliding_window 1,024"),
-        (gqa(2) + gqa(1, window=1024, sink_tokens=4), "sliding_window 1,024 + 4 sinks"),
-        (gqa(2) + gqa(1, chunk=512), "chunked_attention 512"),
-        (gqa(2) + state(1, 4096), "recurrent_state"),
-        (gqa(2) + CROSS, "cross_attention 1,500"),
-    ],
-)
-@pytest.mark.parametrize("pp_size", [1, 3])
-def test_a_group_that_drops_tokens_is_refused_by_name(
-    layers: tuple[tkv.Layer, ...], group: str, pp_size: int
-):
-    # Every rank's ledger would carry it, so every rank refuses.
-    made = plan(layers, pp_size=pp_size)
-    for rank in range(pp_size):
-        with pytest.raises(tkv.ConfigError) as caught:
-            tkv.build_managers(made, rank=rank, materialize=False)
-        assert f"the target has a group {group} (layers 2 to 2" in str(caught.value)
-        assert "full_attention" in str(caught.value)
 
 
 def test_context_parallel_plans_are_refused():

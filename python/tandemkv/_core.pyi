@@ -408,6 +408,9 @@ class Ledger:
         """
     def event_snapshot(self) -> dict[str, Any]:
         """Return `number`, that of the last event, and `blocks`: all there is, as stored events."""
+    @property
+    def pending_moves(self) -> int:
+        """Copies that `moves` has not handed out."""
     def moves(self, out: _I32) -> int: ...
     def table(self, handle: _I64, dst: _I32, used: _I32) -> None: ...
     def updates(self, out: _I32) -> int: ...

@@ -128,8 +128,9 @@ class Admission:
         return {
             self.ids[item]: Refusal(
                 _REASONS[int(self.handles[item])],
-                limits.worst_blocks(int(self.prompt_lens[item]), int(self.max_total[item])),
-                limits.usable_pages,
+                *limits.tightest(
+                    limits.worst_blocks(int(self.prompt_lens[item]), int(self.max_total[item]))
+                ),
             )
             for item in np.flatnonzero(self.handles < 0).tolist()
         }
@@ -191,12 +192,13 @@ def dummies_fit(stats: dict[str, Any], limits: Limits, lens: NDArray[np.int64]) 
     """
     if stats["open_sequences"] + len(lens) > limits.max_sequences:
         return False
-    if any(limits.worst_blocks(length, length) > limits.usable_pages for length in lens.tolist()):
-        return False
-    blocks = sum(limits.blocks(length) for length in lens.tolist())
-    if stats["open_sequences"] or len(lens) > 1:
-        blocks += limits.watermark_blocks
+    for length in lens.tolist():
+        needed, usable = limits.tightest(limits.worst_blocks(length, length))
+        if needed > usable:
+            return False
+    blocks = [limits.blocks(length) for length in lens.tolist()]
     return all(
-        blocks + stats["promised"] <= pages["free"] + pages["evictable"]
-        for pages in stats["classes"]
+        sum(item.blocks_now(count) for count in blocks) + pages["promised"]
+        <= pages["free"] + pages["evictable"]
+        for item, pages in zip(limits.classes, stats["classes"], strict=True)
     )

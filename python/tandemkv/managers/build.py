@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tandemkv._core import Ledger
 from tandemkv.config import check_count
-from tandemkv.errors import ConfigError, PoolError
+from tandemkv.errors import ConfigError
+from tandemkv.managers.classes import CacheClass, cache_classes, class_of
 from tandemkv.managers.layout import Arrangement, KvLayout, page_layout
 from tandemkv.managers.limits import Limits
 from tandemkv.managers.managers import Managers
@@ -12,7 +13,6 @@ from tandemkv.managers.memory import Backend, check_device
 from tandemkv.managers.pools import Pool
 from tandemkv.managers.views import RoleView
 from tandemkv.planning import Plan
-from tandemkv.planning.explain import group_name
 from tandemkv.planning.roles import RolePlan
 
 
@@ -62,8 +62,8 @@ def build_managers(
 
     Raises:
         ConfigError: no such rank, `num_dummy_requests`, `watermark_blocks` or `events` is not an
-            int >= 0, `fingerprint` is not bytes, or a plan with layers that do not keep every
-            token, or with context parallelism.
+            int >= 0, `fingerprint` is not bytes, or a plan with context parallelism, or with
+            snapshots of states at other places than block ends.
         PoolError: an unknown device, backend or layout, or a pool that differs from the plan or is
             too large for 32-bit page indices.
         DeviceUnavailableError: pools on a CUDA device that is not there.
@@ -74,7 +74,7 @@ def build_managers(
             field="rank",
             value=rank,
         )
-    _check_groups(plan)
+    classes = cache_classes(plan)
     check_device(device, materialize=materialize)
     check_count("watermark_blocks", watermark_blocks, least=0)
     if not isinstance(fingerprint, bytes):
@@ -83,88 +83,74 @@ def build_managers(
             field="fingerprint",
             value=fingerprint,
         )
-    limits = _limits(plan, disaggregated, num_dummy_requests, watermark_blocks)
-    ledger = Ledger(
-        tokens_per_block=limits.tokens_per_block,
-        num_pages=limits.num_pages,
-        max_sequences=limits.max_sequences,
-        max_seq_len=limits.max_seq_len,
-        has_draft=limits.has_draft,
-        extra_tokens=limits.extra_tokens,
-        reserve_tokens=limits.reserve_tokens,
-        lookahead=plan.lookahead,
-        reuse=plan.config.enable_block_reuse,
-        partial_reuse=plan.config.enable_partial_reuse,
+    limits = _limits(plan, classes, disaggregated, num_dummy_requests, watermark_blocks)
+    ledger = _ledger(
+        plan,
+        limits,
         same_stream=same_stream,
-        watermark_blocks=watermark_blocks,
-        policy=plan.config.eviction_policy,
-        ttl_ms=plan.config.cache_ttl_ms,
-        max_leased_blocks=int((plan.config.max_pinned_fraction or 0) * limits.usable_pages),
         events=check_count("events", events, least=0),
         fingerprint=fingerprint,
     )
     share = plan.ranks[rank]
 
     def view(role: RolePlan) -> RoleView:
-        layout = page_layout(
-            role.kept_layers,
-            tp_size=role.tp_size,
-            tokens_per_block=plan.tokens_per_block,
-            kv_layout=kv_layout,
-            arrangement=arrangement,
-        )
-        if role.num_pages != plan.num_blocks:
-            raise PoolError(
-                f"the {role.role} has {role.num_pages} pages, the plan {plan.num_blocks} blocks"
+        pools = [
+            Pool(
+                page_layout(
+                    group.layers,
+                    tp_size=role.tp_size,
+                    tokens_per_block=plan.tokens_per_block,
+                    kv_layout=kv_layout,
+                    arrangement=arrangement,
+                    numbers=[index - role.layer_indices[0] for index in group.layer_indices],
+                ),
+                num_pages=group.num_pages,
+                planned_bytes=group.device_bytes,
+                class_index=class_of(classes, group.rule),
+                backend=backend,
+                device=device,
+                materialize=materialize,
             )
-        pool = Pool(
-            layout,
-            num_pages=role.num_pages,
-            planned_bytes=role.device_bytes - role.fixed_bytes,
-            backend=backend,
-            device=device,
-            materialize=materialize,
-        )
-        return RoleView(role, pool=pool, ledger=ledger, device=device)
+            for group in role.groups
+        ]
+        return RoleView(role, pools=pools, ledger=ledger, device=device)
 
     draft = None if share.draft is None else view(share.draft)
     return Managers(ledger, limits, target=view(share.target), draft=draft)
 
 
-def _check_groups(plan: Plan) -> None:
-    """Refuse plans that the ledger cannot keep: it has one class, which keeps every token.
-
-    Every rank's ledger carries all groups of the pair, so a group of any rank counts.
-
-    Raises:
-        ConfigError: names the group, or the context-parallel size.
-    """
-    for share in plan.ranks:
-        for role in (share.target, share.draft):
-            if role is None:
-                continue
-            for group in role.groups:
-                if group.fixed is not None:
-                    raise ConfigError(
-                        f"the {role.role} has a group "
-                        f"{group_name(group)} (layers {group.layer_indices[0]} to "
-                        f"{group.layer_indices[-1]}, rank {share.rank}); managers are built for "
-                        "full_attention groups only",
-                        field="plan",
-                        value=group.lifetime,
-                    )
-    if not plan.num_blocks:
-        raise ConfigError("the plan has no group that keeps tokens", field="plan")
-    if plan.mapping.cp_size != 1:
-        raise ConfigError(
-            f"the plan has cp_size {plan.mapping.cp_size}; managers are built for 1",
-            field="plan",
-            value=plan.mapping.cp_size,
-        )
+def _ledger(plan: Plan, limits: Limits, *, same_stream: bool) -> Ledger:
+    """Return the ledger of a plan, the same on every rank."""
+    num_blocks: int | None = None
+    if not any(item.keeps_all_tokens for item in limits.classes):
+        # Nothing but the block records then bounds what is reusable: one for every block that open
+        # requests can have, and for every page that can be cached beside them.
+        num_blocks = limits.max_sequences * plan.row_width + max(limits.num_pages)
+    return Ledger(
+        tokens_per_block=limits.tokens_per_block,
+        num_pages=limits.num_pages,
+        lifetimes=[item.lifetime for item in limits.classes],
+        max_step_tokens=plan.terms.step_tokens,
+        num_blocks=num_blocks,
+        snapshot_interval=plan.terms.snapshot_interval or 0,
+        max_sequences=limits.max_sequences,
+        max_seq_len=limits.max_seq_len,
+        has_draft=limits.has_draft,
+        extra_tokens=limits.extra_tokens,
+        reserve_tokens=limits.reserve_tokens,
+        lookahead=plan.terms.lookahead,
+        reuse=plan.config.enable_block_reuse,
+        partial_reuse=plan.config.enable_partial_reuse,
+        same_stream=same_stream,
+    )
 
 
 def _limits(
-    plan: Plan, disaggregated: bool, num_dummies: int | None, watermark_blocks: int
+    plan: Plan,
+    classes: tuple[CacheClass, ...],
+    disaggregated: bool,
+    num_dummies: int | None,
+    watermark_blocks: int,
 ) -> Limits:
     if num_dummies is None:
         num_dummies = plan.terms.dummies
@@ -173,7 +159,7 @@ def _limits(
     max_requests = plan.max_sequences * (2 if disaggregated else 1)
     return Limits(
         tokens_per_block=plan.tokens_per_block,
-        num_pages=(plan.num_blocks,),
+        classes=classes,
         max_requests=check_count("max_batch_size * pp_size", max_requests),
         max_dummies=num_dummies,
         max_seq_len=plan.max_seq_len,

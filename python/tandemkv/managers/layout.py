@@ -1,7 +1,8 @@
 """Where each buffer of each layer lies inside a page.
 
-A page holds one block of `tokens_per_block` tokens for all layers of a role on a rank: layer by
-layer, and inside a layer its buffers, in the order listed by `layer_buffers`. An `interleaved` pool
+A page holds one block of `tokens_per_block` tokens, or one sequence's state, for all layers of a
+cache group: layer by layer, and inside a layer its buffers, in the order listed by `layer_buffers`
+and `state_buffers`. An `interleaved` pool
 keeps each page in one piece, so a buffer of page p starts at `p * page_bytes + offset_bytes`. A
 `per_layer` pool keeps each layer's part of all pages in one piece, as engines do that allocate a
 tensor per layer.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, Literal, get_args
 
@@ -32,13 +34,15 @@ class BufferSpec:
     """One buffer of one layer inside a page.
 
     Attributes:
-        layer: index of the layer on this rank, from 0.
-        name: what it holds: `key`, `value`, `latent`, their `..._scales`, or a side buffer's name.
+        layer: number of the layer on this rank, from 0.
+        name: what it holds: `key`, `value`, `latent`, their `..._scales`, the name of a side
+            buffer, or that of a state's tensor.
         dtype: `bf16`, `fp16`, `fp32`, `fp8`, `packed` (two nvfp4 elements per byte) or `raw`.
         shape: of one page. Heads: `(tokens, heads, dim)` for NHD, `(heads, tokens, dim)` for HND;
-            else `(tokens, dim)`.
+            else `(tokens, dim)`. A state: `(units, elements)`, or `(elements,)` where some of them
+            belong to no unit.
         offset_bytes: where it starts in the page.
-        token_axis: which dimension of `shape` counts tokens.
+        token_axis: which dimension of `shape` counts tokens; None in a state, which has none.
     """
 
     layer: int
@@ -46,7 +50,7 @@ class BufferSpec:
     dtype: str
     shape: tuple[int, ...]
     offset_bytes: int
-    token_axis: int = 0
+    token_axis: int | None = 0
 
     @property
     def item_bytes(self) -> int:
@@ -69,15 +73,24 @@ class BufferSpec:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PageLayout:
     """The buffers of a page, in byte order, and its size; see `page_layout`."""
 
     buffers: tuple[BufferSpec, ...]
     page_bytes: int
     tokens_per_block: int
-    num_layers: int
     arrangement: Arrangement = "interleaved"
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """The numbers of its layers on this rank, in byte order."""
+        return tuple(dict.fromkeys(spec.layer for spec in self.buffers))
+
+    @property
+    def holds_states(self) -> bool:
+        """Whether a page holds one sequence's states, and not tokens."""
+        return self.buffers[0].token_axis is None
 
     def page_stride_bytes(self, layer: int) -> int:
         """Return the distance of a layer's buffers from page to page in a pool."""
@@ -109,10 +122,11 @@ class PageLayout:
         """Return the buffer names of `layer`, in byte order.
 
         Raises:
-            PoolError: `layer` is not in `0 .. num_layers`.
+            PoolError: `layer` is not one of `layers`.
         """
-        if not isinstance(layer, int) or not 0 <= layer < self.num_layers:
-            raise PoolError(f"layer is {layer!r}; layers 0 to {self.num_layers - 1} are here")
+        if isinstance(layer, bool) or layer not in self.layers:
+            here = ", ".join(map(str, self.layers))
+            raise PoolError(f"layer is {layer!r}; the pool holds layers {here}")
         return tuple(spec.name for spec in self.buffers if spec.layer == layer)
 
 
@@ -123,23 +137,26 @@ def page_layout(
     tokens_per_block: int,
     kv_layout: KvLayout = "NHD",
     arrangement: Arrangement = "interleaved",
+    numbers: Sequence[int] | None = None,
 ) -> PageLayout:
-    """Lay out a page of `tokens_per_block` tokens of `layers`.
+    """Lay out a page of `tokens_per_block` tokens, or of one sequence's states, of `layers`.
 
     The size of each layer is compared with what the planner charges for it,
-    `Layer.bytes_per_token`, so that a pool cannot differ from its plan.
+    `Layer.bytes_per_token` or `Layer.state_bytes`, so that a pool cannot differ from its plan.
 
     Args:
-        layers: the layers of one role on one rank, in order.
+        layers: the parts of layers of one cache group on one rank, in order: all with tokens, or
+            all states.
         tp_size: width of the attention group, >= 1.
         tokens_per_block: tokens of a page, >= 1.
         kv_layout: order inside a key or value buffer, tokens first (`NHD`) or heads first (`HND`).
         arrangement: order in a pool: page by page (`interleaved`) or layer by layer (`per_layer`).
+        numbers: the layers' numbers on this rank; None: 0, 1, 2 ...
 
     Raises:
-        PoolError: an unknown `kv_layout` or `arrangement`; a layer that does not keep every token,
-            or keeps more than its own keys and values; a layer whose buffers do not add up to its
-            planned bytes; or a buffer that starts at an odd byte for its dtype.
+        PoolError: an unknown `kv_layout` or `arrangement`; a layer that keeps nothing, or something
+            beside it (give its parts); states beside layers with tokens; a layer whose buffers do
+            not add up to its planned bytes; or a buffer that starts at an odd byte for its dtype.
     """
     if kv_layout not in KV_LAYOUTS:
         raise PoolError(f"kv_layout is {kv_layout!r}; supported: {', '.join(KV_LAYOUTS)}")
@@ -147,17 +164,21 @@ def page_layout(
         raise PoolError(f"arrangement is {arrangement!r}; supported: {', '.join(ARRANGEMENTS)}")
     buffers: list[BufferSpec] = []
     offset = 0
-    for index, layer in enumerate(layers):
-        if not layer.keeps_all_tokens or layer.shared_kv or layer.beside:
+    for index, layer in zip(
+        range(len(layers)) if numbers is None else numbers, layers, strict=True
+    ):
+        if layer.kind == "none" or layer.beside:
             raise PoolError(
-                f"layer {index} of kind {layer.kind!r} is not full attention with keys and values, "
-                "or a latent, alone; pools hold only those"
+                f"layer {index} of kind {layer.kind!r} keeps nothing, or something beside it; "
+                "pools hold the parts of layers"
             )
+        if (layer.kind == "state") != (layers[0].kind == "state"):
+            raise PoolError(f"layer {index} of kind {layer.kind!r}: states have pools of their own")
         start = offset
-        for name, dtype, per_token in layer_buffers(layer, tp_size):
-            shape = _page_shape(per_token, tokens_per_block, kv_layout)
-            heads_first = kv_layout == "HND" and len(per_token) == 2
-            spec = BufferSpec(index, name, dtype, shape, offset, int(heads_first))
+        for name, dtype, shape, token_axis in _page_buffers(
+            layer, tp_size, tokens_per_block, kv_layout
+        ):
+            spec = BufferSpec(index, name, dtype, shape, offset, token_axis)
             if offset % spec.item_bytes:
                 raise PoolError(
                     f"layer {index}: buffer {name!r} starts at byte {offset} of the page, which is "
@@ -165,19 +186,49 @@ def page_layout(
                 )
             buffers.append(spec)
             offset += spec.num_bytes
-        planned = layer.bytes_per_token(tp_size) * tokens_per_block
+        planned = (
+            layer.state_bytes(tp_size)
+            if layer.kind == "state"
+            else layer.bytes_per_token(tp_size) * tokens_per_block
+        )
         if offset - start != planned:
             raise PoolError(
                 f"layer {index}: its buffers take {offset - start} bytes of a page, the plan has "
                 f"{planned}"
             )
-    return PageLayout(tuple(buffers), offset, tokens_per_block, len(layers), arrangement)
+    return PageLayout(tuple(buffers), offset, tokens_per_block, arrangement)
 
 
-def _page_shape(per_token: tuple[int, ...], tokens: int, kv_layout: KvLayout) -> tuple[int, ...]:
-    if kv_layout == "HND" and len(per_token) == 2:
-        return (per_token[0], tokens, per_token[1])
-    return (tokens, *per_token)
+def _page_buffers(
+    layer: Layer, tp_size: int, tokens: int, kv_layout: KvLayout
+) -> Iterator[tuple[str, str, tuple[int, ...], int | None]]:
+    """Yield `(name, dtype, shape of one page, token axis)` for each buffer of a layer."""
+    if layer.kind == "state":
+        for name, dtype, shape in state_buffers(layer, tp_size):
+            yield name, dtype, shape, None
+        return
+    for name, dtype, per_token in layer_buffers(layer, tp_size):
+        if kv_layout == "HND" and len(per_token) == 2:
+            yield name, dtype, (per_token[0], tokens, per_token[1]), 1
+        else:
+            yield name, dtype, (tokens, *per_token), 0
+
+
+def state_buffers(layer: Layer, tp_size: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield `(name, dtype, shape)` for each tensor that a rank keeps of a layer's state.
+
+    A rank holds `ceil(split_units / tp_size)` whole units, and all replicated elements.
+    """
+    for buffer in layer.state_buffers:
+        units = -(-buffer.split_units // tp_size)
+        if buffer.replicated_elements:
+            yield (
+                buffer.name,
+                buffer.dtype,
+                (units * buffer.unit_elements + buffer.replicated_elements,),
+            )
+        else:
+            yield buffer.name, buffer.dtype, (units, buffer.unit_elements)
 
 
 def layer_buffers(layer: Layer, tp_size: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
@@ -190,7 +241,7 @@ def layer_buffers(layer: Layer, tp_size: int) -> Iterator[tuple[str, str, tuple[
         PoolError: nvfp4 with a head size that is not a multiple of 16, so that scale groups would
             cross heads; or a layer that keeps no tokens of its own.
     """
-    if layer.kind == "attention":
+    if layer.kind in ("attention", "cross_attention"):
         assert layer.num_kv_heads is not None
         assert layer.head_dim is not None
         heads = -(-layer.num_kv_heads // tp_size)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tandemkv.errors import BatchError
 from tandemkv.managers.batch import Batch, RequestIds
+from tandemkv.managers.classes import CacheClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,7 @@ class Limits:
 
     Attributes:
         tokens_per_block: tokens of a block.
-        num_pages: pages per class, the reserved page 0 included.
+        classes: the cache groups by lifetime, with their pages.
         max_requests: requests that can be open at once, dummies not counted.
         max_dummies: rows kept for dummies, which requests never take.
         max_seq_len: most tokens a request can know.
@@ -29,7 +30,7 @@ class Limits:
     """
 
     tokens_per_block: int
-    num_pages: tuple[int, ...]
+    classes: tuple[CacheClass, ...]
     max_requests: int
     max_dummies: int
     max_seq_len: int
@@ -44,9 +45,14 @@ class Limits:
         return self.max_requests + self.max_dummies
 
     @property
+    def num_pages(self) -> tuple[int, ...]:
+        """Pages per class, the reserved page 0 included."""
+        return tuple(item.num_pages for item in self.classes)
+
+    @property
     def usable_pages(self) -> int:
-        """Pages of the smallest class that sequences can own."""
-        return min(self.num_pages) - 1
+        """Pages that sequences can own in the first class: that of all tokens, if there is one."""
+        return self.classes[0].usable_pages
 
     def blocks(self, num_tokens: int) -> int:
         """Return the blocks that `num_tokens` and the extra tokens take."""
@@ -55,6 +61,16 @@ class Limits:
     def worst_blocks(self, prompt_len: int, max_total_tokens: int) -> int:
         """Return the most blocks a request can come to own (docs/ledger.md, admit, step 2)."""
         return self.blocks(max(prompt_len, max_total_tokens - 1 + self.reserve_tokens))
+
+    def tightest(self, blocks: int) -> tuple[int, int]:
+        """Return the pages that a request of `blocks` blocks needs, and those there are.
+
+        In the class where they are fewest beyond the need.
+        """
+        return min(
+            ((item.blocks_most(blocks), item.usable_pages) for item in self.classes),
+            key=lambda pages: pages[1] - pages[0],
+        )
 
     def refuse_draft_lens(self, batch: Batch) -> NoReturn:
         """Say that a batch has more draft slots than the plan keeps room for.

@@ -228,7 +228,7 @@ class Managers:
             num_yielding = int(np.count_nonzero(counts))
             if num_yielding < len(counts):
                 self._registry.check_counts(batch, live, handles, counts)
-            if self._preparation.due_moves:
+            if self._ledger.pending_moves:
                 self._check_moves(record)
             try:
                 if len(handles):
@@ -264,7 +264,7 @@ class Managers:
 
     def _check_moves(self, record: StepRecord) -> None:
         # The ledger refuses to complete such a step; found here, before anything has changed.
-        if record.implicit and self._preparation.due_moves:
+        if record.implicit and self._ledger.pending_moves:
             raise StepError(
                 f"step {record.step} has page copies that were not taken: call run_moves() or "
                 "moves() between prepare_resources and update_resources",
@@ -287,12 +287,9 @@ class Managers:
             int32 `[k, 4]`: class, source page, destination page, tokens to copy.
         """
         with self._lock:
-            out = np.zeros(
-                (max(self._preparation.due_moves, 1) * self._ledger.num_classes, 4), np.int32
-            )
-            count = self._ledger.moves(out)
-            self._preparation.due_moves = 0
-            return out[:count]
+            out = np.empty((self._ledger.pending_moves, 4), np.int32)
+            self._ledger.moves(out)
+            return out
 
     def run_moves(self, stream: object | None = None) -> int:
         """Take the queued page copies and run them in the pools of both roles, in one launch.
@@ -303,7 +300,7 @@ class Managers:
             stream: the engine's stream, needed on a GPU: the copies are queued there.
 
         Returns:
-            The number of pages copied per role.
+            The number of pages copied per role, in all classes together.
 
         Raises:
             PoolError: the pools hold no memory (`materialize=False`): take `moves()` instead.
@@ -319,7 +316,8 @@ class Managers:
 
     @cached_property
     def _mover(self) -> PageMover:
-        return PageMover([view.pool for view in self.views], self._target.device)
+        pools = [pool for view in self.views for pool in view.pools]
+        return PageMover(pools, self._target.device)
 
     def block_tables(
         self,
@@ -358,7 +356,7 @@ class Managers:
         Its `groups` are the target's and then the draft's, its `copy` takes the arguments of
         `RoleView.copy_batch_block_offsets`, which writes one role and says what is raised.
         """
-        pools = [view.pool for view in self.views]
+        pools = [pool for view in self.views for pool in view.pools]
         return BlockOffsets(pools, self._ledger, self.block_tables, self._target.device)
 
     @cached_property

@@ -30,7 +30,6 @@ class PageMover:
     """
 
     def __init__(self, pools: Sequence[Pool], device: str) -> None:
-        # Both roles have the same pages in a class, and so far there is one class.
         self._segments = PageSegments([part for pool in pools for part in pool.segments()])
         self._ring: StagingRing | None = None
         if device != "cpu":

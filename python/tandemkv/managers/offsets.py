@@ -34,12 +34,14 @@ class KernelGroup:
         buffer_bytes: bytes of one K (or latent) buffer, the unit of the indices.
         scale: buffers per page: page p has K index `scale * p`.
         kv_offset: from a K index to its V index; 0 for a latent, which has no V.
+        class_index: the ledger's class whose pages these are.
     """
 
     layers: tuple[int, ...]
     buffer_bytes: int
     scale: int
     kv_offset: int
+    class_index: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -48,18 +50,19 @@ class KernelGroup:
             "buffer_bytes": self.buffer_bytes,
             "scale": self.scale,
             "kv_offset": self.kv_offset,
+            "class_index": self.class_index,
         }
 
 
-def kernel_groups(layout: PageLayout) -> tuple[KernelGroup, ...]:
-    """Return the kernel groups of a page, in the order of their first layers.
+def kernel_groups(layout: PageLayout, class_index: int = 0) -> tuple[KernelGroup, ...]:
+    """Return the kernel groups of a page, in the order of their first layers; a state has none.
 
     Raises:
         PoolError: a layer that no whole index reaches, because a page is not a whole number of its
             K buffers, or V does not lie a whole number of them after K (nvfp4 scales in between).
     """
     members: dict[tuple[int, int, int], list[int]] = {}
-    for layer in range(layout.num_layers):
+    for layer in () if layout.holds_states else layout.layers:
         names = layout.names(layer)
         key = layout.find(layer, names[0])
         distance = layout.find(layer, "value").offset_bytes - key.offset_bytes if (
@@ -75,7 +78,7 @@ def kernel_groups(layout: PageLayout) -> tuple[KernelGroup, ...]:
                 )
         scale, kv_offset = stride // key.num_bytes, distance // key.num_bytes
         members.setdefault((key.num_bytes, scale, kv_offset), []).append(layer)
-    return tuple(KernelGroup(tuple(layers), *key) for key, layers in members.items())
+    return tuple(KernelGroup(tuple(layers), *key, class_index) for key, layers in members.items())
 
 
 class BlockOffsets:
@@ -88,7 +91,7 @@ class BlockOffsets:
         device: where destinations are: `cpu`, or `cuda:N`.
 
     Raises:
-        PoolError: see `kernel_groups`.
+        PoolError: see `kernel_groups`; or there is no group, since all pools hold states.
         OffsetRangeError: an index of a pool does not fit into 32 bits.
         DeviceUnavailableError: `cuda:N` without CuPy or without a GPU.
     """
@@ -96,16 +99,18 @@ class BlockOffsets:
     def __init__(
         self, pools: Sequence[Pool], ledger: Ledger, block_tables: BlockTables, device: str
     ) -> None:
-        by_pool = [(kernel_groups(pool.layout), pool.num_pages) for pool in pools]
-        self._groups = tuple(group for groups, _ in by_pool for group in groups)
+        self._groups = tuple(
+            group for pool in pools for group in kernel_groups(pool.layout, pool.class_index)
+        )
+        if not self._groups:
+            raise PoolError("the pools hold states only, which kernels reach by their page numbers")
         self._block_tables = block_tables
-        # Both roles have the same pages in a class, and so far there is one class.
         self._publisher = TablePublisher(
             OffsetGroups(
-                class_index=[0] * len(self._groups),
+                class_index=[group.class_index for group in self._groups],
                 scale=[group.scale for group in self._groups],
                 kv_offset=[group.kv_offset for group in self._groups],
-                num_pages=[min(num_pages for _, num_pages in by_pool)],
+                num_pages=[pages["total"] for pages in ledger.stats()["classes"]],
             ),
             max_sequences=ledger.max_sequences,
             width=ledger.row_width,

@@ -1,4 +1,4 @@
-"""The memory behind the pages: one contiguous buffer per role, of exactly the planned size."""
+"""The memory behind the pages: one contiguous buffer per cache group, of the planned size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_KERNEL_INDEX = 2**31 - 1
 
 
 class Pool:
-    """The pages of one role on one rank, in one contiguous buffer.
+    """The pages of one cache group on one rank, in one contiguous buffer.
 
     Page 0 is the reserved page: zero when built, owned by no sequence.
 
@@ -23,6 +23,7 @@ class Pool:
         layout: where each buffer lies in a page.
         num_pages: pages, the reserved page 0 included.
         planned_bytes: what the plan gives this pool.
+        class_index: the ledger's class whose pages these are.
         backend: `numpy`, `torch` or `cupy`; None for NumPy on the CPU and CuPy on a GPU.
         device: where it lies: `cpu` or `cuda:N`.
         materialize: False keeps the bookkeeping and allocates nothing.
@@ -40,6 +41,7 @@ class Pool:
         *,
         num_pages: int,
         planned_bytes: int,
+        class_index: int = 0,
         backend: Backend | None = None,
         device: str = "cpu",
         materialize: bool = True,
@@ -53,6 +55,7 @@ class Pool:
         _check_index_range(layout, num_pages)
         self._layout = layout
         self._num_pages = num_pages
+        self._class_index = class_index
         self._device = device
         self._buffer: Any = None
         self._backend: Backend | None = backend
@@ -77,6 +80,11 @@ class Pool:
     def num_pages(self) -> int:
         """Pages, the reserved page 0 included."""
         return self._num_pages
+
+    @property
+    def class_index(self) -> int:
+        """The ledger's class whose pages these are."""
+        return self._class_index
 
     @property
     def page_bytes(self) -> int:
@@ -167,29 +175,35 @@ class Pool:
         start = self._layout.start_bytes(spec, self._num_pages)
         return self._memory.typed(self.buffer, spec.dtype, shape, strides, start)
 
-    def segments(self, class_index: int = 0) -> list[PageSegment]:
+    def segments(self) -> list[PageSegment]:
         """Return the pool's buffers as what page moves copy, in byte order.
 
-        Args:
-            class_index: the class whose pages these are.
+        A tensor of a state is one row of one unit: a move copies it whole.
 
         Raises:
             PoolError: the pool holds no memory.
         """
-        return [
-            PageSegment(
-                memory=self.buffer,
-                offset_bytes=self._layout.start_bytes(spec, self._num_pages),
-                page_stride_bytes=self._layout.page_stride_bytes(spec.layer),
-                num_rows=prod(spec.shape[: spec.token_axis]),
-                row_stride_bytes=prod(spec.shape[spec.token_axis :]) * spec.item_bytes,
-                token_bytes=prod(spec.shape[spec.token_axis + 1 :]) * spec.item_bytes,
-                tokens_per_block=spec.shape[spec.token_axis],
-                num_pages=self._num_pages,
-                class_index=class_index,
+        segments = []
+        for spec in self._layout.buffers:
+            # A state is as one token of everything: moves of its class copy one.
+            shape, axis = (spec.shape, spec.token_axis) if spec.token_axis is not None else (
+                (1, *spec.shape),
+                0,
+            )  # fmt: skip
+            segments.append(
+                PageSegment(
+                    memory=self.buffer,
+                    offset_bytes=self._layout.start_bytes(spec, self._num_pages),
+                    page_stride_bytes=self._layout.page_stride_bytes(spec.layer),
+                    num_rows=prod(shape[:axis]),
+                    row_stride_bytes=prod(shape[axis:]) * spec.item_bytes,
+                    token_bytes=prod(shape[axis + 1 :]) * spec.item_bytes,
+                    tokens_per_block=shape[axis],
+                    num_pages=self._num_pages,
+                    class_index=self._class_index,
+                )
             )
-            for spec in self._layout.buffers
-        ]
+        return segments
 
 
 def _check_index_range(layout: PageLayout, num_pages: int) -> None:

@@ -30,7 +30,6 @@ class Preparation:
     Attributes:
         refusals: why the last `run` refused which request.
         refused_rows: requests refused so far to keep rows for dummies.
-        due_moves: admissions that queued a page copy which nobody has taken yet.
     """
 
     def __init__(self, ledger: Ledger, limits: Limits, registry: Registry) -> None:
@@ -40,7 +39,6 @@ class Preparation:
         self._registry = registry
         self.refusals: dict[Hashable, Refusal] = {}
         self.refused_rows = 0
-        self.due_moves = 0
 
     def check(self, batch: Batch) -> Work:
         """Check a batch against the plan and the open requests; nothing is changed.
@@ -131,8 +129,6 @@ class Preparation:
             for start, stop in admission.admit(self._ledger, step, room, stop_at_first):
                 self._registry.open(admission, start, stop)
         is_open = admission.handles >= 0
-        partial = admission.hits[is_open] % self._limits.tokens_per_block
-        self.due_moves += int(np.count_nonzero(partial))
         self.refused_rows += admission.kept_out
         return int(np.count_nonzero(is_open))
 

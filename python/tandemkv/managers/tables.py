@@ -6,9 +6,11 @@
 | CSR: `indptr`, `indices`, `last_page_len` | FlashInfer | `csr` |
 | a row of slots per request | SGLang's `req_to_token` | `token_rows` |
 
-A slot is `page * tokens_per_block + position % tokens_per_block`. Pages are those of both roles.
+A slot is `page * tokens_per_block + position % tokens_per_block`. Pages are those of both roles, in
+one class: the first, unless `class_index` says another; `Pool.class_index` names a pool's. Columns
+behind a window hold page 0; a state is the one column of its class.
 Where a kernel reads a layer as an array of buffers instead of pages, pass its `KernelGroup`: every
-index is then `group.scale * page`, and V lies `group.kv_offset` further.
+index is then `group.scale * page` of the group's class, and V lies `group.kv_offset` further.
 """
 
 from __future__ import annotations
@@ -115,6 +117,7 @@ class KernelTables:
         request_ids: Iterable[Hashable],
         *,
         group: KernelGroup | None = None,
+        class_index: int = 0,
         out: Any = None,
         stream: object | None = None,
     ) -> Any:
@@ -123,6 +126,7 @@ class KernelTables:
         Args:
             request_ids: open requests, n of them.
             group: whose indices to write; None: page numbers.
+            class_index: whose pages, where `group` is None.
             out: int32 `[n or more, width]`, where rows from n on become 0; None: a new array as
                 wide as a row of the ledger.
             stream: the engine's stream, needed where `out` is on a GPU.
@@ -140,11 +144,19 @@ class KernelTables:
             if out is None:
                 out = np.empty((len(handles), self._ledger.row_width), np.int32)
             target = _rows(out, len(handles))
-            self._writer.write([target], self._fill_table(handles, group), stream)
+            self._writer.write([target], self._fill_table(handles, group, class_index), stream)
             return out
 
-    def _fill_table(self, handles: NDArray[np.int64], group: KernelGroup | None) -> Any:
+    def _fill_table(
+        self, handles: NDArray[np.int64], group: KernelGroup | None, class_index: int
+    ) -> Any:
         num_rows, num_classes = len(handles), self._ledger.num_classes
+        class_index = class_index if group is None else group.class_index
+        if not 0 <= class_index < num_classes:
+            raise BatchError(
+                f"class_index is {class_index}; the ledger has classes 0 to {num_classes - 1}",
+                field="class_index",
+            )
 
         def fill(rows: NDArray[np.int32]) -> list[int]:
             used = np.empty((num_classes, num_rows), np.int32)
@@ -153,7 +165,7 @@ class KernelTables:
             else:
                 tables = np.empty((num_classes, num_rows, rows.shape[1]), np.int32)
                 self._ledger.table(handles, tables, used)
-                rows[:num_rows] = tables[0]
+                rows[:num_rows] = tables[class_index]
             if group is not None:
                 np.multiply(rows[:num_rows], group.scale, out=rows[:num_rows])
             rows[num_rows:] = 0
@@ -168,6 +180,7 @@ class KernelTables:
         *,
         spans: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
         role: str = "target",
+        class_index: int = 0,
         pad: int = 0,
         out: Any = None,
         stream: object | None = None,
@@ -179,6 +192,7 @@ class KernelTables:
             step: see the class.
             spans: start and width per request, int32 `[n]` each; None: those of the step.
             role: whose tokens, where `spans` is None.
+            class_index: whose pages.
             pad: what entries after the last token become: 0, the reserved page's first slot, or
                 -1 for kernels that skip negative slots.
             out: int64 `[tokens or more]`; None: a new array of exactly the tokens.
@@ -201,7 +215,9 @@ class KernelTables:
                 out = np.empty(int(np.maximum(width, 0).sum()), np.int64)
 
             def fill(slots: NDArray[np.int64]) -> list[int]:
-                _core.slot_mapping(self._ledger, handles, start, width, slots, pad=pad)
+                _core.slot_mapping(
+                    self._ledger, handles, start, width, slots, pad=pad, class_index=class_index
+                )
                 return [slots.size]
 
             target = typed_view("out", out, np.int64, shape=(None,), writable=True)
@@ -216,6 +232,7 @@ class KernelTables:
         kv_lens: NDArray[np.int32] | None = None,
         role: str = "target",
         group: KernelGroup | None = None,
+        class_index: int = 0,
         out: Csr | None = None,
         stream: object | None = None,
     ) -> Csr:
@@ -227,6 +244,7 @@ class KernelTables:
             kv_lens: tokens per request, int32 `[n]`; None: those of the step, see `kv_lens`.
             role: whose tokens, where `kv_lens` is None.
             group: whose indices to write; None: page numbers.
+            class_index: whose pages, where `group` is None.
             out: `indptr` `[rows + 1]` and `last_page_len` `[rows]` for rows >= n, of which those
                 from n on become empty, and `indices`, which stays as it is after the last one;
                 None: new arrays of exactly the sizes.
@@ -250,9 +268,12 @@ class KernelTables:
                 sizes = (len(handles) + 1, max(num_pages, 0), len(handles))
                 out = Csr(*(np.empty(size, np.int32) for size in sizes))
             scale = 1 if group is None else group.scale
+            number = class_index if group is None else group.class_index
 
             def fill(*arrays: NDArray[np.int32]) -> list[int]:
-                total = _core.csr(self._ledger, handles, lens, *arrays, scale=scale)
+                total = _core.csr(
+                    self._ledger, handles, lens, *arrays, scale=scale, class_index=number
+                )
                 return [arrays[0].size, total, arrays[2].size]
 
             targets = [
@@ -269,6 +290,7 @@ class KernelTables:
         *,
         kv_lens: NDArray[np.int32] | None = None,
         role: str = "target",
+        class_index: int = 0,
         pad: int = 0,
         out: Any = None,
         stream: object | None = None,
@@ -280,6 +302,7 @@ class KernelTables:
             step: see the class.
             kv_lens: tokens per request, int32 `[n]`; None: those of the step, see `kv_lens`.
             role: whose tokens, where `kv_lens` is None.
+            class_index: whose pages.
             pad: what a row holds after its last token: 0 or -1.
             out: int32 `[n, width]`; None: a new array as wide as the longest row.
             stream: the engine's stream, needed where `out` is on a GPU.
@@ -301,7 +324,9 @@ class KernelTables:
                 out = np.empty((len(handles), max(int(lens.max(initial=0)), 0)), np.int32)
 
             def fill(rows: NDArray[np.int32]) -> list[int]:
-                _core.token_rows(self._ledger, handles, lens, rows, pad=pad)
+                _core.token_rows(
+                    self._ledger, handles, lens, rows, pad=pad, class_index=class_index
+                )
                 return [rows.size]
 
             target = int32_view("out", out, shape=(len(handles), None), writable=True)

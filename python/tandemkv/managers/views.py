@@ -1,8 +1,8 @@
-"""What one role has on one rank: a view of the shared ledger with a pool of its own."""
+"""What one role has on one rank: a view of the shared ledger with pools of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,32 +11,38 @@ from tandemkv.errors import PoolError
 from tandemkv.geometry.layers import Layer
 from tandemkv.managers.offsets import BlockOffsets, BlockTables, KernelGroup, kernel_groups
 from tandemkv.managers.pools import Pool
+from tandemkv.planning.groups import FULL
 from tandemkv.planning.roles import RolePlan
+
+_USAGE = ("live", "cached", "evictable", "free", "fenced", "reserved")
 
 
 class RoleView:
     """The target's or the draft's part of a rank; `build_managers` makes it.
 
-    Both roles share page numbers: page p of the draft holds the draft KV of the tokens whose
-    target KV is in page p of the target.
+    Both roles share page numbers: page p of a class holds, in the draft's pool, the draft KV of the
+    tokens whose target KV is in page p of the target's pool of that class.
 
     Args:
         plan: the role's share of the rank.
-        pool: its memory on the device.
+        pools: its memory on the device, one pool per cache group, in the order of `plan.groups`.
         ledger: the ledger that both roles share.
         device: where the tables of this role are read: `cpu`, or `cuda:N`.
     """
 
-    def __init__(self, plan: RolePlan, *, pool: Pool, ledger: Ledger, device: str = "cpu") -> None:
+    def __init__(
+        self, plan: RolePlan, *, pools: Sequence[Pool], ledger: Ledger, device: str = "cpu"
+    ) -> None:
         self._plan = plan
         self._device = device
         self._block_tables: BlockTables | None = None
-        self._pool = pool
+        self._pools = tuple(pools)
         self._ledger = ledger
-        self._layer_bytes = tuple(layer.bytes_per_token(plan.tp_size) for layer in plan.kept_layers)
+        self._layer_bytes = _layer_bytes(plan)
 
     def __repr__(self) -> str:
-        return f"RoleView({self.role}, {self.num_layers} layers, {self._pool!r})"
+        pools = ", ".join(map(repr, self._pools))
+        return f"RoleView({self.role}, {self.num_layers} layers, {pools})"
 
     @property
     def role(self) -> str:
@@ -45,13 +51,13 @@ class RoleView:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The layers of this role on this rank, in order."""
-        return self._plan.kept_layers
+        """The layers of this role on this rank, in order, those that keep nothing included."""
+        return self._plan.layers
 
     @property
     def layer_indices(self) -> tuple[int, ...]:
         """The number of each of `layers` in its model, from 0."""
-        return self._plan.kept_indices
+        return self._plan.layer_indices
 
     @property
     def plan(self) -> RolePlan:
@@ -61,12 +67,43 @@ class RoleView:
     @property
     def num_layers(self) -> int:
         """Layers of this role on this rank."""
-        return len(self._plan.kept_layers)
+        return len(self._plan.layers)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """The memory of the device tier: a pool per cache group, in the order of `plan.groups`."""
+        return self._pools
 
     @property
     def pool(self) -> Pool:
-        """The memory of the device tier."""
-        return self._pool
+        """The memory of a role with one cache group.
+
+        Raises:
+            PoolError: the role has several: see `pools` and `pools_of`.
+        """
+        if len(self._pools) != 1:
+            raise PoolError(
+                f"the {self.role} has {len(self._pools)} cache groups, each with a pool; "
+                "use pools or pools_of(layer)"
+            )
+        return self._pools[0]
+
+    def pools_of(self, layer: int) -> tuple[Pool, ...]:
+        """Return the pools that hold something of a layer: several where it keeps a state besides.
+
+        Args:
+            layer: its number on this rank, from 0.
+
+        Raises:
+            PoolError: no such layer, or one that keeps nothing.
+        """
+        found = tuple(pool for pool in self._pools if layer in pool.layout.layers)
+        if not found:
+            raise PoolError(
+                f"layer is {layer!r}; none of the pools of the {self.role}, which has "
+                f"{self.num_layers} layers on this rank, holds anything of it"
+            )
+        return found
 
     @property
     def device(self) -> str:
@@ -75,13 +112,13 @@ class RoleView:
 
     @property
     def num_pages(self) -> int:
-        """Pages on the device, the reserved page 0 included."""
-        return self._pool.num_pages
+        """Pages of the group that keeps every token, the reserved page 0 included; 0 if none."""
+        return self._plan.num_pages
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page."""
-        return self._pool.page_bytes
+        """Bytes of one page of a role with one cache group; `pool` says what is raised else."""
+        return self.pool.page_bytes
 
     @property
     def device_bytes(self) -> int:
@@ -99,7 +136,10 @@ class RoleView:
         return self._plan.disk_bytes
 
     def get_cache_size_per_token(self, num_layers: int | None = None) -> int:
-        """Return the bytes that one token takes in this role on this rank.
+        """Return the bytes that one more token takes in this role on this rank.
+
+        Those of layers that keep every token: what windows, states and cross attention keep does
+        not grow with a sequence.
 
         Args:
             num_layers: count the first so many layers only, 0 to all; None: all.
@@ -134,16 +174,18 @@ class RoleView:
         """
         if self._block_tables is None:
             raise PoolError(f"the view of the {self.role} belongs to no managers")
-        return BlockOffsets([self._pool], self._ledger, self._block_tables, self._device)
+        return BlockOffsets(self._pools, self._ledger, self._block_tables, self._device)
 
     @property
     def kernel_groups(self) -> tuple[KernelGroup, ...]:
-        """The groups of this role in `copy_batch_block_offsets`, in order.
+        """The groups of this role in `copy_batch_block_offsets`, in order; states have none.
 
         Raises:
             PoolError: a layer that no whole index reaches.
         """
-        return kernel_groups(self._pool.layout)
+        return tuple(
+            group for pool in self._pools for group in kernel_groups(pool.layout, pool.class_index)
+        )
 
     def copy_batch_block_offsets(
         self,
@@ -180,17 +222,31 @@ class RoleView:
 
         `live_bytes` belongs to one open request each, `cached_bytes` to the prefix tree, of which
         `evictable_bytes` no open request stands on; `free_bytes` is allocatable now,
-        `fenced_bytes` waits for a step, and `reserved_bytes` is page 0. Without `evictable_bytes`
-        they add up to the bytes of the pool.
+        `fenced_bytes` waits for a step, and `reserved_bytes` is page 0, and pages of states that
+        other ranks do not have. Without `evictable_bytes` they add up to the bytes of the pools.
         """
         return self.usage_of(self._ledger.stats())
 
     def usage_of(self, stats: dict[str, Any]) -> dict[str, int]:
         """Return `usage()` for statistics of the ledger already at hand."""
-        (pages,) = stats["classes"]  # every layer keeps all tokens: one class
-        states = ("live", "cached", "evictable", "free", "fenced", "reserved")
-        return {f"{state}_bytes": pages[state] * self.page_bytes for state in states}
+        usage = dict.fromkeys(_USAGE, 0)
+        for pool in self._pools:
+            pages = stats["classes"][pool.class_index]
+            for state in _USAGE:
+                usage[state] += pages[state] * pool.page_bytes
+            usage["reserved"] += (pool.num_pages - pages["total"]) * pool.page_bytes
+        return {f"{state}_bytes": num_bytes for state, num_bytes in usage.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the plan gives this role, as plain values."""
         return {"role": self.role, **self._plan.to_dict()}
+
+
+def _layer_bytes(plan: RolePlan) -> tuple[int, ...]:
+    """Return the bytes per token that each layer of the rank keeps for every token."""
+    prices = dict.fromkeys(plan.layer_indices, 0)
+    for group in plan.groups:
+        if group.rule == FULL:
+            for index, part in zip(group.layer_indices, group.layers, strict=True):
+                prices[index] += part.bytes_per_token(plan.tp_size)
+    return tuple(prices.values())
