@@ -188,7 +188,8 @@ def dummies_fit(stats: dict[str, Any], limits: Limits, lens: NDArray[np.int64]) 
 
     It is `admit` of docs/ledger.md for items that match nothing and run whole: each takes its
     blocks at once and promises none, so the sum decides; the watermark binds all but one that
-    comes first into an idle ledger.
+    comes first into an idle ledger. A window may have promised fewer pages than a class that keeps
+    everything; the larger number is taken for both.
     """
     if stats["open_sequences"] + len(lens) > limits.max_sequences:
         return False
@@ -197,8 +198,11 @@ def dummies_fit(stats: dict[str, Any], limits: Limits, lens: NDArray[np.int64]) 
         if needed > usable:
             return False
     blocks = [limits.blocks(length) for length in lens.tolist()]
+    kept = stats["promised"]
+    if stats["open_sequences"] or len(lens) > 1:
+        kept += limits.watermark_blocks
     return all(
-        sum(item.blocks_now(count) for count in blocks) + pages["promised"]
+        sum(item.blocks_now(count) for count in blocks) + (kept if item.grows else 0)
         <= pages["free"] + pages["evictable"]
         for item, pages in zip(limits.classes, stats["classes"], strict=True)
     )

@@ -119,7 +119,9 @@ def build_managers(
     return Managers(ledger, limits, target=view(share.target), draft=draft)
 
 
-def _ledger(plan: Plan, limits: Limits, *, same_stream: bool) -> Ledger:
+def _ledger(
+    plan: Plan, limits: Limits, *, same_stream: bool, events: int, fingerprint: bytes
+) -> Ledger:
     """Return the ledger of a plan, the same on every rank."""
     num_blocks: int | None = None
     if not any(item.keeps_all_tokens for item in limits.classes):
@@ -142,6 +144,12 @@ def _ledger(plan: Plan, limits: Limits, *, same_stream: bool) -> Ledger:
         reuse=plan.config.enable_block_reuse,
         partial_reuse=plan.config.enable_partial_reuse,
         same_stream=same_stream,
+        watermark_blocks=limits.watermark_blocks,
+        policy=plan.config.eviction_policy,
+        ttl_ms=plan.config.cache_ttl_ms,
+        max_leased_blocks=int((plan.config.max_pinned_fraction or 0) * limits.usable_pages),
+        events=events,
+        fingerprint=fingerprint,
     )
 
 

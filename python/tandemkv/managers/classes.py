@@ -36,6 +36,11 @@ class CacheClass:
         return self.lifetime == FULL
 
     @property
+    def grows(self) -> bool:
+        """Whether a sequence takes pages as it gets longer."""
+        return self.lifetime[0] not in ("cross_attention", "recurrent_state")
+
+    @property
     def usable_pages(self) -> int:
         """Pages that sequences can own: all but page 0."""
         return self.num_pages - 1

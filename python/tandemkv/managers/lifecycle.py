@@ -12,7 +12,7 @@ from tandemkv.errors import BatchError, LedgerError, StepError
 from tandemkv.managers.arrays import int_array, publish_flags
 from tandemkv.managers.batch import RequestIds
 from tandemkv.managers.limits import Limits
-from tandemkv.managers.preparation import Preparation, name_request
+from tandemkv.managers.preparation import name_request
 from tandemkv.managers.registry import Registry
 from tandemkv.managers.steps import NOT_GRANTED, Steps
 
@@ -26,13 +26,11 @@ class Lifecycle:
         limits: Limits,
         registry: Registry,
         steps: Steps,
-        preparation: Preparation,
     ) -> None:
         self._ledger = ledger
         self._limits = limits
         self._registry = registry
         self._steps = steps
-        self._preparation = preparation
 
     def fork(
         self, request_id: Hashable, new_ids: RequestIds, step: int | None
@@ -45,13 +43,11 @@ class Lifecycle:
         made = np.full(len(new_ids), NOT_GRANTED, np.int64)
         room = max(self._limits.max_requests - self._registry.num_requests, 0)
         tried = made[:room]
-        copied = self._num_copied()
         try:
             self._ledger.fork(number, np.full(len(tried), parent, np.int64), tried)
         except LedgerError as error:
             error.add_note(f"the parent is request {request_id!r}")
             raise
-        self._preparation.due_moves += self._num_copied() - copied
         self._registry.fork(parent, new_ids, made)
         return made >= 0
 
@@ -77,13 +73,11 @@ class Lifecycle:
                 f"chunk_lens has {len(first)} items, expected {len(ids)}", field="chunk_lens"
             )
         ok, hits = np.zeros(len(ids), np.uint8), np.zeros(len(ids), np.int32)
-        copied = self._num_copied()
         try:
             count = self._ledger.resume(number, handles, first, ok, hits)
         except LedgerError as error:
             name_request(error, ids)
             raise
-        self._preparation.due_moves += self._num_copied() - copied
         resumed = ok.astype(np.bool_)
         for item in np.flatnonzero(resumed).tolist():
             handle = int(handles[item])
@@ -108,6 +102,3 @@ class Lifecycle:
                 f"{request_id!r} is a dummy request; only requests are forked or suspended",
                 field="request_ids",
             )
-
-    def _num_copied(self) -> int:
-        return int(self._ledger.stats()["copied_blocks"])

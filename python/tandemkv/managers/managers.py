@@ -61,7 +61,7 @@ class Managers:
         self._steps = Steps()
         self._now = 0.0
         self._preparation = Preparation(ledger, limits, self._registry)
-        self._lifecycle = Lifecycle(ledger, limits, self._registry, self._steps, self._preparation)
+        self._lifecycle = Lifecycle(ledger, limits, self._registry, self._steps)
         self._preemptions = Preemptions()
         self._decodes = DecodeSteps()
         self._dummies = Dummies(ledger, limits, self._registry)

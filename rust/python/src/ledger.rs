@@ -569,6 +569,8 @@ impl PyLedger {
             .explain_match(tokens.slice(), scope, draft_from);
         let report = converted(py, result.map_err(|error| as_given(error, given)))?;
         probe::explanation(py, &report).map(Bound::into_any)
+    }
+
     #[getter]
     fn pending_moves(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.lock(py)?.pending_moves().len())
