@@ -297,7 +297,7 @@ def test_what_is_not_there_is_named() -> None:
     pool = pool_of(layout)
     with pytest.raises(PoolError, match="layer 0 has no buffer 'key'; it has latent"):
         pool.view(0, "key")
-    with pytest.raises(PoolError, match="layer is 2; layers 0 to 1"):
+    with pytest.raises(PoolError, match="layer is 2; the pool holds layers 0, 1"):
         pool.view(2, "key")
     with pytest.raises(PoolError, match="layer 0 keeps latent, not a key beside a value"):
         pool.kv(0)
