@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import tandemkv as tkv
-from tandemkv.integrations.transformers import geometry_of, windows_of
+from tandemkv.integrations.transformers import geometry_of
 
 VOCAB = 128
 _COMMON = {
@@ -110,16 +110,18 @@ def make_managers(
     max_batch_size: int = 16,
     reuse: bool = True,
     mode: str = "draft_target_one_model",
+    keep_all_tokens: bool = False,
+    max_num_tokens: int | None = 128,
 ) -> tkv.Managers:
     """Return managers whose pools hold `max_tokens` tokens, rounded down to whole blocks."""
     speculative = None
     if draft is not None:
         speculative = tkv.SpeculativeConfig(mode=mode, max_draft_len=max_draft_len)
-    # Managers are not built for windows yet, so the plan says that such layers keep everything.
-    keep_all = any(windows_of(model))
     plan = tkv.plan(
-        geometry_of(model, keep_all_tokens=keep_all),
-        None if draft is None else geometry_of(draft, role="draft", keep_all_tokens=keep_all),
+        geometry_of(model, keep_all_tokens=keep_all_tokens),
+        None
+        if draft is None
+        else geometry_of(draft, role="draft", keep_all_tokens=keep_all_tokens),
         config=tkv.KvCacheConfig(
             max_gpu_total_bytes="64MiB",
             tokens_per_block=tokens_per_block,
@@ -128,6 +130,7 @@ def make_managers(
             max_tokens=max_tokens,
             enable_block_reuse=reuse,
             num_dummy_requests=0,
+            max_num_tokens=max_num_tokens,
         ),
         speculative=speculative,
     )

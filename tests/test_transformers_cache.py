@@ -398,3 +398,37 @@ def test_what_does_not_fit_is_refused() -> None:
     view = tkv.build_managers(plan).target
     with pytest.raises(PagedCacheError, match="backend='torch'"):
         KvStore(view)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss"])
+def test_a_window_gives_back_the_pages_behind_it(name: str) -> None:
+    model = model_of(name)
+    managers = make_managers(model, tokens_per_block=4, reuse=False)
+    lifetimes = [item.lifetime[0] for item in managers.limits.classes]
+    assert lifetimes == ["full_attention", "sliding_window"]
+    ids, _ = make_prompts(40)
+    live = []
+    with torch.no_grad(), PagedBatch(managers, ids.tolist(), model, max_new_tokens=20) as batch:
+        token, text = ids, ids
+        for _step in range(16):
+            logits = model(token, cache=batch.cache).logits[:, -1]
+            whole = model(text).logits[:, -1]
+            torch.testing.assert_close(logits, whole, rtol=0, atol=1e-4)
+            token = logits.argmax(-1, keepdim=True)
+            text = torch.cat((text, token), dim=1)
+            live.append([pages["live"] for pages in managers.ledger.stats()["classes"]])
+    # 8 tokens lie in at most 3 blocks of 4, and one more token may begin a block.
+    assert max(pages[1] for pages in live[2:]) <= 4
+    assert live[-1][0] >= 55 // 4
+    assert_empty(managers)
+
+
+@pytest.mark.parametrize("name", ["mistral_window", "gemma3"])
+def test_a_plan_may_keep_every_token_of_a_window(name: str) -> None:
+    model = model_of(name)
+    ids, mask = make_prompts(21, 33)
+    expected = model.generate(ids, attention_mask=mask, **GREEDY)
+    managers = make_managers(model, keep_all_tokens=True)
+    assert [item.lifetime[0] for item in managers.limits.classes] == ["full_attention"]
+    assert_equal(PagedGenerator(model, managers).generate(ids, mask, **GREEDY), expected)
+    assert_empty(managers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +68,13 @@ class ModelRunner:
         lens_q = np.array([len(run.tokens) for run in runs])
         lens_k = np.array([run.stop for run in runs], np.int32)
         ids = [run.request_id for run in runs]
-        rows = self._managers.tables.token_rows(ids, kv_lens=lens_k)
         positions = [np.arange(run.start, run.stop) for run in runs]
-        cache = _StepCache(
-            self._store,
-            write=self._slots([rows[i, where] for i, where in enumerate(positions)]),
-            read=self._slots([rows[i, :length] for i, length in enumerate(lens_k)]),
-        )
+        write, read = {}, {}
+        for number in self._store.classes:
+            rows = self._managers.tables.token_rows(ids, kv_lens=lens_k, class_index=number)
+            write[number] = self._slots([rows[i, where] for i, where in enumerate(positions)])
+            read[number] = self._slots([rows[i, :length] for i, length in enumerate(lens_k)])
+        cache = _StepCache(self._store, write=write, read=read)
         ends = np.cumsum(lens_q)
         wanted = [np.arange(end - run.num_logits, end) for end, run in zip(ends, runs, strict=True)]
         device = self._store.device
@@ -97,9 +97,11 @@ class ModelRunner:
 
 
 class _StepCache(Cache):
-    """Where the layers of one forward write and read."""
+    """Where the layers of one forward write and read, per cache class."""
 
-    def __init__(self, store: KvStore, *, write: Slots, read: Slots) -> None:
+    def __init__(
+        self, store: KvStore, *, write: Mapping[int, Slots], read: Mapping[int, Slots]
+    ) -> None:
         super().__init__(layers=[])
         self._store = store
         self._write = write
@@ -115,8 +117,10 @@ class _StepCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write `[1, heads, tokens, size]`, and return `[1, heads, KV tokens, size]`."""
         keys, values = (state[0].transpose(0, 1) for state in (key_states, value_states))
-        self._store.write(layer_idx, self._write, keys, values)
-        keys, values = self._store.gather(layer_idx, self._read)
+        number = self._store.class_of(layer_idx)
+        self._store.write(layer_idx, self._write[number], keys, values)
+        # What is behind a window comes from page 0, and is masked.
+        keys, values = self._store.gather(layer_idx, self._read[number])
         return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
 
 

@@ -129,8 +129,9 @@ class PagedCache(Cache):
         self._rows = rows
         self._store = store
         self._span: Span | None = None
-        self._read: Slots | None = None
-        self._write: tuple[torch.Tensor, torch.Tensor, Slots] | None = None
+        self._read: dict[int, Slots] = {}
+        self._write: dict[int, Slots] = {}
+        self._written: tuple[torch.Tensor, torch.Tensor] | None = None
         self.forwards = 0
         self.computed_tokens = 0
         super().__init__(
@@ -170,14 +171,15 @@ class PagedCache(Cache):
         """Announce a forward of `tokens`, int `[rows, tokens]`; see `PagedRows.begin`."""
         self._span = None
         span = self._rows.begin(self._store.role, tokens.cpu().numpy().astype(np.int64))
-        copies = self._rows.take_copies()
-        if copies is not None:
+        for number, copies in enumerate(self._rows.take_copies()):
             source, destination = (self._store.slots(torch.from_numpy(one)) for one in copies)
-            self._store.copy(source, destination)
-        slots = torch.from_numpy(span.slots)
+            self._store.copy(number, source, destination)
         rows, columns = (torch.from_numpy(axis) for axis in np.nonzero(span.writes))
-        self._read = self._store.slots(slots)
-        self._write = (rows, columns, self._store.slots(slots[rows, columns + span.start]))
+        self._written = rows, columns
+        for number in self._store.classes:
+            slots = torch.from_numpy(span.slots[number])
+            self._read[number] = self._store.slots(slots)
+            self._write[number] = self._store.slots(slots[rows, columns + span.start])
         self._span = span
         self.forwards += 1
         self.computed_tokens += span.writes.size
@@ -191,13 +193,13 @@ class PagedCache(Cache):
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, first: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one layer and gather the columns from `first` on; see `PagedLayer.update`."""
-        assert self._write is not None
-        assert self._read is not None
-        rows, columns, slots = self._write
+        assert self._written is not None
+        rows, columns = self._written
+        number = self._store.class_of(layer)
+        slots = self._write[number]
         self._store.write(layer, slots, keys[rows, :, columns], values[rows, :, columns])
-        all_keys, all_values = self._store.gather(
-            layer, (self._read[0][:, first:], self._read[1][:, first:])
-        )
+        pages, offsets = self._read[number]
+        all_keys, all_values = self._store.gather(layer, (pages[:, first:], offsets[:, first:]))
         return (
             all_keys.transpose(1, 2).contiguous(),
             all_values.transpose(1, 2).contiguous(),

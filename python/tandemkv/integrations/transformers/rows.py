@@ -21,6 +21,8 @@ from tandemkv.managers import Batch, Managers
 _serial = itertools.count()
 
 Tokens = NDArray[np.int64]
+Copies = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Slots to copy from and to, int64 `[tokens]` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +32,15 @@ class Span:
     Attributes:
         start: the first one; KV of earlier ones is there already.
         stop: the one after the last.
-        slots: int64 `[rows, stop]`, where each column's KV is; slot 0, which is always zero, for
-            padding.
+        slots: per cache class int64 `[rows, stop]`, where each column's KV is; a slot of page 0 for
+            padding, and for what is behind the class's window.
         writes: bool `[rows, stop - start]`, the columns that are written. Padding is not, and
             neither is what a prefix hit brought.
     """
 
     start: int
     stop: int
-    slots: NDArray[np.int64]
+    slots: tuple[NDArray[np.int64], ...]
     writes: NDArray[np.bool_]
 
 
@@ -98,7 +100,8 @@ class PagedRows:
         self._told = self._width  # columns whose tokens are here
         self._ran = False  # the target has run all that the steps gave room for
         self._selection: NDArray[np.int64] | None = None
-        self._moved: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._num_classes = len(managers.limits.classes)
+        self._moved: list[Copies] = []
         self.is_open = True
         batch = Batch(
             self._ids,
@@ -204,9 +207,9 @@ class PagedRows:
         current = self._selection
         self._selection = index if current is None else current[index]
 
-    def take_copies(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return slots to copy from and to before the forward, int64 `[tokens]` each, once."""
-        copies, self._moved = self._moved, None
+    def take_copies(self) -> list[Copies]:
+        """Return what to copy before the forward, per cache class, once; mostly nothing."""
+        copies, self._moved = self._moved, []
         return copies
 
     # --- the end ------------------------------------------------------------------------------
@@ -385,29 +388,44 @@ class PagedRows:
             return
         ids = [self._ids[row] for row in copies.tolist()]
         lens = (start - self._pads[copies]).astype(np.int32)
-        tables = self._managers.tables
-        to = tables.token_rows(ids, kv_lens=lens)
         hits = self._managers.hit_lengths(ids)
-        came_from, went_to = [], []
-        for item, source in enumerate(sources):
-            rows = tables.token_rows([source], kv_lens=lens[item : item + 1])
-            came_from.append(rows[0, hits[item] : lens[item]])
-            went_to.append(to[item, hits[item] : lens[item]])
-        self._moved = (
-            np.concatenate(came_from).astype(np.int64),
-            np.concatenate(went_to).astype(np.int64),
-        )
+        for number in range(self._num_classes):
+            to = self._token_rows(ids, lens, number)
+            source_slots, target_slots = [], []
+            for item, source in enumerate(sources):
+                rows = self._token_rows([source], lens[item : item + 1], number)
+                own = slice(hits[item], lens[item])
+                source_slots.append(rows[0, own])
+                target_slots.append(to[item, own])
+            came_from, went_to = np.concatenate(source_slots), np.concatenate(target_slots)
+            # Behind a window there is nothing to copy from.
+            there = came_from >= self._managers.limits.tokens_per_block
+            self._moved.append((came_from[there], went_to[there]))
+
+    def _token_rows(
+        self, ids: Sequence[Hashable], lens: NDArray[np.int32], class_index: int
+    ) -> NDArray[np.int64]:
+        tables = self._managers.tables
+        rows: NDArray[np.int32] = tables.token_rows(ids, kv_lens=lens, class_index=class_index)
+        return rows.astype(np.int64)
 
     # --- slots --------------------------------------------------------------------------------
 
     def _span(self, start: int, stop: int) -> Span:
         lens = np.maximum(stop - self._pads, 0).astype(np.int32)
-        rows = self._managers.tables.token_rows(self._ids, kv_lens=lens)
-        slots = np.zeros((self.num_rows, stop), np.int64)
-        for row, (pad, length) in enumerate(zip(self._pads.tolist(), lens.tolist(), strict=True)):
-            slots[row, pad : pad + length] = rows[row, :length]
         columns = np.arange(start, stop)
-        return Span(start, stop, slots, columns >= (self._pads + self.hits)[:, None])
+        writes = columns >= (self._pads + self.hits)[:, None]
+        slots = []
+        for number in range(self._num_classes):
+            rows = self._token_rows(self._ids, lens, number)
+            own = np.zeros((self.num_rows, stop), np.int64)
+            pairs = zip(self._pads.tolist(), lens.tolist(), strict=True)
+            for row, (pad, length) in enumerate(pairs):
+                own[row, pad : pad + length] = rows[row, :length]
+            if (own[:, start:][writes] < self._managers.limits.tokens_per_block).any():
+                raise PagedCacheError(f"class {number} has no page for a token that runs")
+            slots.append(own)
+        return Span(start, stop, tuple(slots), writes)
 
     def _check(self, tokens: Tokens) -> None:
         if not self.is_open:

@@ -8,6 +8,7 @@ import torch
 
 from tandemkv.integrations.transformers.errors import PagedCacheError
 from tandemkv.managers import Managers
+from tandemkv.managers.pools import Pool
 from tandemkv.managers.views import RoleView
 
 Slots = tuple[torch.Tensor, torch.Tensor]
@@ -32,28 +33,34 @@ class KvStore:
     """
 
     def __init__(self, view: RoleView) -> None:
-        pool = view.pool
-        if not pool.materialized or pool.backend != "torch":
-            raise PagedCacheError(
-                f"the pool of the {view.role} is {pool!r}; build_managers(..., backend='torch') is "
-                "needed"
-            )
-        if any(spec.token_axis for spec in pool.layout.buffers):
-            raise PagedCacheError("kv_layout is HND; NHD is needed")
         self.role = view.role
         self.num_layers = view.num_layers
-        self.tokens_per_block = pool.layout.tokens_per_block
+        self.tokens_per_block = view.pools[0].layout.tokens_per_block
         self._buffers: list[list[torch.Tensor]] = []
         self._latent_rank: list[int] = []
+        self._classes: list[int] = []
         for index, layer in enumerate(view.layers):
-            names = pool.layout.names(index)
-            if names not in (("key", "value"), ("latent",)):
+            pools = view.pools_of(index)
+            names = pools[0].layout.names(index)
+            if len(pools) > 1 or names not in (("key", "value"), ("latent",)):
+                found = ", ".join(name for pool in pools for name in pool.layout.names(index))
                 raise PagedCacheError(
-                    f"layer {index} of the {view.role} keeps {', '.join(names)}; supported: key "
-                    "and value, or a latent"
+                    f"layer {index} of the {view.role} keeps {found}; supported: key and value, or "
+                    "a latent"
                 )
-            self._buffers.append([pool.view(index, name) for name in names])
+            _check_pool(pools[0], view.role)
+            self._buffers.append([pools[0].view(index, name) for name in names])
             self._latent_rank.append(layer.kv_lora_rank or 0)
+            self._classes.append(pools[0].class_index)
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The cache classes of its layers, ascending."""
+        return tuple(sorted(set(self._classes)))
+
+    def class_of(self, layer: int) -> int:
+        """Return the cache class of a layer, whose block table says where its tokens are."""
+        return self._classes[layer]
 
     @property
     def device(self) -> torch.device:
@@ -107,8 +114,18 @@ class KvStore:
             return latent[..., :rank], latent[..., rank:]
         return buffers[0][slots], buffers[1][slots]
 
-    def copy(self, source: Slots, destination: Slots) -> None:
-        """Copy tokens of all layers from slot to slot."""
-        for buffers in self._buffers:
-            for buffer in buffers:
-                buffer[destination] = buffer[source]
+    def copy(self, class_index: int, source: Slots, destination: Slots) -> None:
+        """Copy tokens of all layers of a class from slot to slot."""
+        for layer, buffers in enumerate(self._buffers):
+            if self._classes[layer] == class_index:
+                for buffer in buffers:
+                    buffer[destination] = buffer[source]
+
+
+def _check_pool(pool: Pool, role: str) -> None:
+    if not pool.materialized or pool.backend != "torch":
+        raise PagedCacheError(
+            f"the pool of the {role} is {pool!r}; build_managers(..., backend='torch') is needed"
+        )
+    if any(spec.token_axis for spec in pool.layout.buffers):
+        raise PagedCacheError("kv_layout is HND; NHD is needed")
