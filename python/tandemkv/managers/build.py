@@ -124,9 +124,7 @@ def _ledger(
 ) -> Ledger:
     """Return the ledger of a plan, the same on every rank."""
     num_blocks: int | None = None
-    if plan.config.enable_block_reuse and not any(
-        item.keeps_all_tokens for item in limits.classes
-    ):
+    if plan.config.enable_block_reuse and not any(item.keeps_all_tokens for item in limits.classes):
         # Nothing but the block records then bounds what is reusable: one for every block that open
         # requests can have, and for every page that can be cached beside them.
         num_blocks = limits.max_sequences * plan.row_width + max(limits.num_pages)
