@@ -241,6 +241,10 @@ def test_media_that_is_cached_keeps_its_number(engine: str) -> None:
     s.ledger.release_media(image)
     with pytest.raises(ERRORS):
         s.match((1, image, P, 2))
+    step = s.begin()
+    with pytest.raises(ERRORS):  # also where a cached block has the same tokens
+        s.admit(step, (1, image, P, 2, 3))
+    s.ledger.complete_step(step)
     others = set()
     for other in range(100):
         reference = s.ledger.intern_media(digest(other), 2)

@@ -17,6 +17,61 @@ pub(crate) fn common(left: &[Token], right: &[Token]) -> usize {
     left.iter().zip(right).take_while(|(a, b)| a == b).count()
 }
 
+/// The bits that any of the tokens has: one pass without branches.
+#[inline]
+pub(crate) fn union(tokens: &[Token]) -> Token {
+    tokens.iter().fold(0, |bits, &token| bits | token)
+}
+
+/// Writes tokens into blocks of `slab`, in order, until either ends; the last may be part of a block.
+/// Returns the union of the bits of the tokens written.
+fn store<'a>(
+    slab: &mut [Token],
+    size: usize,
+    blocks: impl Iterator<Item = &'a BlockId>,
+    tokens: &[Token],
+) -> Token {
+    match size {
+        16 => store_by::<16>(slab, blocks, tokens),
+        32 => store_by::<32>(slab, blocks, tokens),
+        64 => store_by::<64>(slab, blocks, tokens),
+        _ => {
+            let mut bits = 0;
+            for (&block, tokens) in blocks.zip(tokens.chunks(size)) {
+                slab[block.at() * size..][..tokens.len()].copy_from_slice(tokens);
+                bits |= union(tokens);
+            }
+            bits
+        }
+    }
+}
+
+/// The common sizes as constants: a block is then moved as a few vectors, without a call.
+fn store_by<'a, const N: usize>(
+    slab: &mut [Token],
+    mut blocks: impl Iterator<Item = &'a BlockId>,
+    tokens: &[Token],
+) -> Token {
+    let records = slab.as_chunks_mut::<N>().0;
+    let (whole, tail) = tokens.as_chunks::<N>();
+    let mut bits = [0; N];
+    for tokens in whole {
+        let Some(block) = blocks.next() else {
+            break;
+        };
+        records[block.at()] = *tokens;
+        for (bits, token) in bits.iter_mut().zip(tokens) {
+            *bits |= token;
+        }
+    }
+    if !tail.is_empty()
+        && let Some(block) = blocks.next()
+    {
+        records[block.at()][..tail.len()].copy_from_slice(tail);
+    }
+    union(&bits) | union(tail)
+}
+
 /// The token records and the list of free ones.
 #[derive(Debug)]
 pub(crate) struct Blocks {
@@ -69,27 +124,25 @@ impl Blocks {
         self.note_media(&[to]);
     }
 
-    /// Writes tokens into whole blocks, in order, until either ends.
-    #[inline]
+    /// Writes tokens into blocks, in order, until either ends.
     pub(crate) fn fill(&mut self, blocks: &[BlockId], tokens: &[Token]) {
-        match self.tokens_per_block {
-            16 => self.fill_by::<16>(blocks, tokens),
-            32 => self.fill_by::<32>(blocks, tokens),
-            64 => self.fill_by::<64>(blocks, tokens),
-            size => {
-                for (&block, tokens) in blocks.iter().zip(tokens.chunks_exact(size)) {
-                    self.tokens_mut(block).copy_from_slice(tokens);
-                }
-            }
-        }
+        store(
+            &mut self.tokens,
+            self.tokens_per_block,
+            blocks.iter(),
+            tokens,
+        );
     }
 
-    /// The common sizes as constants: a block is then moved as a few vectors, without a call.
-    fn fill_by<const N: usize>(&mut self, blocks: &[BlockId], tokens: &[Token]) {
-        let records = self.tokens.as_chunks_mut::<N>().0;
-        for (block, tokens) in blocks.iter().zip(tokens.as_chunks::<N>().0) {
-            records[block.at()] = *tokens;
-        }
+    /// Writes tokens into the `records` records that are handed out next once `left` are free. Returns
+    /// the union of the bits of all tokens, also of those for which there is no record.
+    pub(crate) fn stage(&mut self, left: u32, records: u32, tokens: &[Token]) -> Token {
+        let next = &self.free[(left - records) as usize..left as usize];
+        let placed = tokens.len().min(next.len() * self.tokens_per_block);
+        let (placed, later) = tokens.split_at(placed);
+        let next = next.iter().rev();
+        let bits = store(&mut self.tokens, self.tokens_per_block, next, placed);
+        bits | union(later)
     }
 
     /// Length of the longest common prefix of the tokens of `blocks`, in order, and `query`.

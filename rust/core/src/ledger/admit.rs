@@ -1,7 +1,8 @@
-//! Admission: match, count, take.
+//! Admission: count, take.
 
 use crate::error::LedgerError;
-use crate::ids::{Handle, NodeId, PAGE_ZERO, Row, TOKEN_LIMIT, Token};
+use crate::ids::{Handle, NodeId, PAGE_ZERO, Row, Token};
+use crate::ledger::prepare::Prepared;
 use crate::ledger::sides::{PendingCopy, SidePage};
 use crate::ledger::{Ledger, Move, check_len, check_range};
 use crate::prefix::Found;
@@ -48,13 +49,13 @@ pub(super) struct Demand {
     /// Prompt tokens that need not run.
     pub hit: u32,
     /// Blocks of the tree that it uses as they are.
-    shared: u32,
+    pub shared: u32,
     /// Whether one more block of the tree is copied.
     source: bool,
     /// Prompt tokens that run in this step.
     width: u32,
     /// New blocks now.
-    need: u32,
+    pub need: u32,
     /// New blocks for the whole prompt.
     whole: u32,
     /// Side pages that it pins; none where all classes keep every token.
@@ -84,7 +85,8 @@ impl Ledger {
         let items: Vec<Item<'_>> = (0..batch.prompts.len())
             .map(|at| self.item(batch, at))
             .collect();
-        let found = self.claim_all(&items);
+        let prepared = self.prepare(&items)?;
+        self.claim_all(&items, &prepared);
         let evicted = self.evicted();
         let mut admitted = 0;
         let mut stopped = false;
@@ -95,11 +97,12 @@ impl Ledger {
                 continue;
             }
             // An eviction may have taken a claimed block, or the rest of a node whose first blocks are.
-            let match_ = match &found {
-                Some(found) if self.evicted() == evicted => found[at],
-                _ => self.match_item(item),
+            let ready = if self.evicted() == evicted {
+                prepared[at]
+            } else {
+                Prepared::found(self.match_item(item))
             };
-            match self.admit_one(step, item, match_) {
+            match self.admit_one(step, item, ready) {
                 Ok((row, tokens)) => {
                     handle[at] = Handle {
                         generation: self.sequences[row.at()].generation,
@@ -124,6 +127,7 @@ impl Ledger {
         self.counters.evicted_blocks + self.counters.evicted_side_pages
     }
 
+    /// Checks everything about a batch except the tokens of its prompts.
     pub(super) fn check_requests(&self, batch: &AdmitBatch<'_>) -> Result<(), LedgerError> {
         let n = batch.prompts.len();
         check_len("scope", batch.scope.len(), n)?;
@@ -132,25 +136,29 @@ impl Ledger {
         if let Some(draft_from) = batch.draft_from {
             check_len("draft_from", draft_from.len(), n)?;
         }
+        for item in 0..n {
+            if let Err(error) = self.check_item(batch, item) {
+                // The first item that is wrong is the one to be named; tokens are looked at later.
+                for before in 0..item {
+                    self.check_kept(batch, before)?;
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_item(&self, batch: &AdmitBatch<'_>, item: usize) -> Result<(), LedgerError> {
         let max_seq_len = i64::from(self.config.max_seq_len);
-        for (item, prompt) in batch.prompts.iter().enumerate() {
-            let len = i64::try_from(prompt.len()).unwrap_or(i64::MAX);
-            check_range("len(prompt)", item, len, 1, max_seq_len)?;
-            self.check_scope(item, batch.scope[item])?;
-            check_range("first", item, batch.first[item].into(), 1, i32::MAX.into())?;
-            check_range("max_total", item, batch.max_total[item], len, max_seq_len)?;
-            if let Some(draft_from) = batch.draft_from {
-                let max = if self.config.has_draft {
-                    i32::MAX.into()
-                } else {
-                    -1
-                };
-                check_range("draft_from", item, draft_from[item].into(), -1, max)?;
-            }
-            // Tokens that are not kept are not looked at.
-            if self.config.reuse && batch.scope[item] >= 0 {
-                self.check_prompt(item, prompt)?;
-            }
+        let len = i64::try_from(batch.prompts[item].len()).unwrap_or(i64::MAX);
+        check_range("len(prompt)", item, len, 1, max_seq_len)?;
+        self.check_scope(item, batch.scope[item])?;
+        check_range("first", item, batch.first[item].into(), 1, i32::MAX.into())?;
+        check_range("max_total", item, batch.max_total[item], len, max_seq_len)?;
+        if let Some(draft_from) = batch.draft_from {
+            let has_draft = self.config.has_draft;
+            let max = if has_draft { i32::MAX.into() } else { -1 };
+            check_range("draft_from", item, draft_from[item].into(), -1, max)?;
         }
         Ok(())
     }
@@ -169,8 +177,8 @@ impl Ledger {
         }
     }
 
-    /// Finds and claims the matches of all items, if one of them might evict.
-    pub(super) fn claim_all(&mut self, items: &[Item<'_>]) -> Option<Vec<Found>> {
+    /// Claims the matches of all items, if one of them might evict.
+    pub(super) fn claim_all(&mut self, items: &[Item<'_>], prepared: &[Prepared]) {
         let n = items.len();
         let tokens: u64 = items.iter().map(|item| u64::from(item.len)).sum();
         let per_item = u64::from(
@@ -182,20 +190,16 @@ impl Ledger {
         let has = |free: u32| most <= u64::from(free);
         let records = self.classes.full() > 0 || has(self.blocks.free_count());
         if records && self.pools.iter().all(|pool| has(pool.free_count())) {
-            return None;
+            return;
         }
-        let mut found = Vec::with_capacity(n);
-        for item in items {
-            let match_ = self.match_item(item);
-            let demand = self.demand(item, match_, match_.usable);
+        for (item, ready) in items.iter().zip(prepared) {
+            let demand = self.demand(item, ready.found, ready.found.usable);
             let end = demand.hit.div_ceil(self.config.tokens_per_block);
-            self.tree.claim(match_.tail, end);
+            self.tree.claim(ready.found.tail, end);
             for side in &demand.side {
                 self.sides.at_mut(side.place).claim(side.page);
             }
-            found.push(match_);
         }
-        Some(found)
     }
 
     pub(super) fn match_item(&self, item: &Item<'_>) -> Found {
@@ -241,7 +245,7 @@ impl Ledger {
     }
 
     /// What an item takes that uses `usable` tokens of its match, which every class accepts.
-    fn demand(&self, item: &Item<'_>, found: Found, usable: u32) -> Demand {
+    pub(super) fn demand(&self, item: &Item<'_>, found: Found, usable: u32) -> Demand {
         let size = self.config.tokens_per_block;
         let len = item.len;
         let mut hit = usable.min(len - 1);
@@ -262,10 +266,16 @@ impl Ledger {
     }
 
     /// Decides about one request and, if it fits, admits it. The reason if it does not.
-    fn admit_one(&mut self, step: u64, item: &Item<'_>, found: Found) -> Result<(Row, u32), i64> {
+    fn admit_one(
+        &mut self,
+        step: u64,
+        item: &Item<'_>,
+        ready: Prepared,
+    ) -> Result<(Row, u32), i64> {
+        let found = ready.found;
         match self.decide(item, found) {
             Ok(demand) => {
-                let row = self.admit_act(step, item, found, &demand);
+                let row = self.admit_act(step, item, ready, &demand);
                 self.count_misses(row, item.len, found, demand.hit);
                 Ok((row, demand.hit))
             }
@@ -375,7 +385,7 @@ impl Ledger {
         })
     }
 
-    fn admit_act(&mut self, step: u64, item: &Item<'_>, found: Found, demand: &Demand) -> Row {
+    fn admit_act(&mut self, step: u64, item: &Item<'_>, ready: Prepared, demand: &Demand) -> Row {
         let row = Row::new(
             self.free_rows
                 .pop()
@@ -385,7 +395,7 @@ impl Ledger {
         let seq = &mut self.sequences[row.at()];
         seq.generation += 1;
         seq.open = true;
-        self.start(row, step, item, found, demand);
+        self.start(row, step, item, ready, demand);
         self.counters.admitted += 1;
         self.counters.prompt_tokens += u64::from(item.len);
         self.counters.hit_tokens += u64::from(demand.hit);
@@ -401,7 +411,7 @@ impl Ledger {
         row: Row,
         step: u64,
         item: &Item<'_>,
-        found: Found,
+        ready: Prepared,
         demand: &Demand,
     ) {
         let seq = &mut self.sequences[row.at()];
@@ -425,15 +435,18 @@ impl Ledger {
 
         let mut source = NodeId::NONE;
         if keeps_tokens {
-            source = self.stand_on(row, step, found, demand);
+            source = self.stand_on(row, step, ready.found, demand);
         }
         self.stand_on_sides(row, &demand.side, demand.hit);
+        let (left, evicted) = (self.blocks.free_count(), self.counters.evicted_blocks);
         self.take_with_own(row, demand.need);
         if !source.is_none() {
             self.queue_copy(row, step, source, demand);
         }
         if keeps_tokens {
-            self.store_prompt(row, item.prompt);
+            let stored = ready.is_in(demand.shared, left, demand.need)
+                && self.counters.evicted_blocks == evicted;
+            self.store_prompt(row, item, stored);
         }
     }
 
@@ -544,46 +557,4 @@ impl Ledger {
         }
         self.counters.copied_blocks += u64::from(tokens != 0);
     }
-
-    /// Writes the prompt after the shared blocks into the sequence's records; what has no block yet
-    /// waits in `pending`.
-    fn store_prompt(&mut self, row: Row, prompt: &[Token]) {
-        let size = self.blocks.tokens_per_block();
-        let seq = &mut self.sequences[row.at()];
-        let rest = &prompt[seq.published as usize * size..];
-        let placed = rest.len().min(seq.blocks.len() * size);
-        let (now, later) = rest.split_at(placed);
-        self.blocks.fill(&seq.blocks, now);
-        let tail = &now[placed - placed % size..];
-        if let Some(&block) = seq.blocks.get(placed / size) {
-            self.blocks.tokens_mut(block)[..tail.len()].copy_from_slice(tail);
-        }
-        self.blocks.note_media(&seq.blocks);
-        let rest = later;
-        seq.pending.extend_from_slice(rest);
-    }
-}
-
-/// Checks that all tokens are below 2^31. Negative 32-bit tokens arrive as values above it.
-pub(crate) fn check_tokens(item: usize, tokens: &[Token]) -> Result<(), LedgerError> {
-    if tokens_in_range(tokens) {
-        return Ok(());
-    }
-    let position = tokens
-        .iter()
-        .position(|&token| token >= TOKEN_LIMIT)
-        .expect("some token has the highest bit");
-    let value = i64::from(tokens[position].cast_signed());
-    Err(LedgerError::Token {
-        item,
-        position,
-        value,
-    })
-}
-
-/// Whether all tokens are below 2^31.
-#[inline]
-pub(crate) fn tokens_in_range(tokens: &[Token]) -> bool {
-    // One pass without branches: the common case is that all are fine.
-    tokens.iter().fold(0, |bits, &token| bits | token) < TOKEN_LIMIT
 }

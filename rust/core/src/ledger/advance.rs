@@ -2,7 +2,7 @@
 
 use crate::error::LedgerError;
 use crate::ids::{Handle, Row, Token};
-use crate::ledger::admit::{check_tokens, tokens_in_range};
+use crate::ledger::prepare::{check_tokens, tokens_in_range};
 use crate::ledger::{Ledger, check_len, check_range};
 use crate::sequence::{DRAFT, Sequence, TARGET};
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::error::LedgerError;
 use crate::ids::{BlockId, Token};
 use crate::interned::Interned;
-use crate::ledger::admit::tokens_in_range;
+use crate::ledger::prepare::tokens_in_range;
 use crate::ledger::{Ledger, check_range};
 use crate::media::{self, Media};
 use crate::prefix::Store;
@@ -36,6 +36,11 @@ impl Identity {
             media: Interned::new(pages / PAGES_PER_NUMBER),
             fingerprint: Vec::new(),
         }
+    }
+
+    /// Whether any reference to media has been made that is still known.
+    pub(super) fn has_media(&self) -> bool {
+        self.media.iter().next().is_some()
     }
 
     /// Whether callers may use a token: an ordinary one, or a reference that is held.

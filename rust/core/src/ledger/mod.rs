@@ -5,7 +5,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `admit.rs` | new sequences: match, count, take |
+//! | `admit.rs` | new sequences: count, take |
+//! | `prepare.rs` | prompts: match, check, copy |
 //! | `grow.rs` | room for the tokens of a step |
 //! | `advance.rs` | results of a step: tokens, lengths, what is given back |
 //! | `publish.rs` | blocks entering the tree |
@@ -37,6 +38,7 @@ mod grow;
 mod identity;
 mod keys;
 mod lease;
+mod prepare;
 mod probe;
 mod publish;
 mod read;

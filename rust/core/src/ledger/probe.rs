@@ -126,6 +126,9 @@ impl Ledger {
         hit: &mut [i32],
     ) -> Result<usize, LedgerError> {
         self.check_requests(batch)?;
+        for item in 0..batch.prompts.len() {
+            self.check_kept(batch, item)?;
+        }
         check_len("answer", answer.len(), batch.prompts.len())?;
         check_len("hit", hit.len(), batch.prompts.len())?;
         let mut fitting = 0;

@@ -3,6 +3,7 @@
 use crate::error::LedgerError;
 use crate::ids::{Handle, Row, Token};
 use crate::ledger::admit::Item;
+use crate::ledger::prepare::Prepared;
 use crate::ledger::{Ledger, check_len, check_range};
 
 impl Ledger {
@@ -93,15 +94,20 @@ impl Ledger {
         let items: Vec<Item<'_>> = (rows.iter().zip(first).zip(&texts))
             .map(|((&row, &first), text)| self.resumed_item(row, first.cast_unsigned(), text))
             .collect();
-        let found = self.claim_all(&items);
+        let prepared: Vec<Prepared> = items
+            .iter()
+            .map(|item| Prepared::found(self.match_item(item)))
+            .collect();
+        self.claim_all(&items, &prepared);
         let evicted = self.evicted();
         let mut resumed = 0;
         for (at, item) in items.iter().enumerate() {
-            let match_ = match &found {
-                Some(found) if self.evicted() == evicted => found[at],
-                _ => self.match_item(item),
+            let ready = if self.evicted() == evicted {
+                prepared[at]
+            } else {
+                Prepared::found(self.match_item(item))
             };
-            let demand = self.fitting_demand(item, match_);
+            let demand = self.fitting_demand(item, ready.found);
             (ok[at], hit[at]) = (u8::from(demand.is_some()), 0);
             let Some(demand) = demand else {
                 self.counters.refused_resumes += 1;
@@ -111,7 +117,7 @@ impl Ledger {
             let seq = &mut self.sequences[rows[at].at()];
             seq.suspended = false;
             self.suspended -= 1;
-            self.start(rows[at], step, item, match_, &demand);
+            self.start(rows[at], step, item, ready, &demand);
             hit[at] = demand.hit.cast_signed();
             resumed += 1;
             self.counters.resumed += 1;
