@@ -2,15 +2,16 @@
 
 One tick is one step of an engine. The oldest step in flight ends and its results arrive; then
 running requests grow, oldest first, with a preemption if one cannot; then waiting ones are
-admitted. Requests are aborted at every point between. In each tick something runs, finishes or is
-freed, but for the ticks in which steps in flight bring back what is missing.
+admitted, and suspended ones resumed. Some requests are forked, some given retention hints, and they
+are aborted at every point between. In each tick something runs, finishes or is freed, but for the
+ticks in which steps in flight bring back what is missing.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reference.binding import CoreLedger
 from reference.state import Config, cdiv
@@ -33,6 +34,9 @@ class Options:
         lagging: share of results in which the draft has written less than the target.
         patience: ticks that the head of the queue waits before nobody may pass it.
         validate_every: ticks between two checks of all invariants.
+        suspends: whether a preempted request with nothing in flight is suspended, not released.
+        forked: share of ticks in which a request that generates is forked (n-best).
+        hinted: share of admitted requests that get a retention hint.
 
     """
 
@@ -44,17 +48,24 @@ class Options:
     lagging: float = 0.1
     patience: int = 50
     validate_every: int = 50
+    suspends: bool = False
+    forked: float = 0.0
+    hinted: float = 0.0
 
 
 @dataclass(eq=False)
 class Request:
-    """One request; `tokens` are those known, `total` those it ends with."""
+    """One request; `tokens` are those known, `total` those it ends with.
+
+    A suspended one keeps its handle and waits.
+    """
 
     tokens: list[int]
     total: int
     scope: int
     draft_from: int
     handle: int = -1
+    is_suspended: bool = False
     ends: list[int] = field(default_factory=lambda: [0, 0])
     widths: deque[tuple[int, int]] = field(default_factory=deque)  # (step, tokens that it runs)
 
@@ -123,6 +134,9 @@ class Simulation:
             self.tick()
         while self.in_flight:
             self._end_oldest_step()
+        self.events.update(
+            {name: self.ledger.stats()[name] for name in ("evicted_side_pages", "snapshots")}
+        )
         self._check_drained()
         return self.events
 
@@ -137,6 +151,7 @@ class Simulation:
         step = self.ledger.begin_step(float(self.events["ticks"]))
         self.in_flight.append(step)
         self._abort("before it is scheduled")
+        self._fork(step)
         budget, everybody_ran = self._grow(step)
         if everybody_ran:
             self._admit(step, budget)
@@ -151,7 +166,7 @@ class Simulation:
         assert self.idle <= self.options.depth, "the engine makes no progress"
 
     def _progress(self) -> tuple[int, ...]:
-        kinds = ("ran", "results", "finished", "unservable", "preempted", "aborted")
+        kinds = ("ran", "results", "finished", "unservable", "preempted", "aborted", "forked")
         return tuple(self.events[kind] for kind in kinds)
 
     # What a step brings
@@ -217,8 +232,10 @@ class Simulation:
         """Make room for running requests; return the tokens left and whether all got theirs."""
         budget, everybody = self.options.step_tokens, True
         for request in list(self.running):
+            if request not in self.running:  # preempted in this tick
+                continue
             width = self._width(request, budget)
-            if width == 0 or request.handle < 0:
+            if width == 0:
                 continue
             granted = self.ledger.grow(step, [(request.handle, width)])[1] == [1]
             if not granted:
@@ -263,20 +280,65 @@ class Simulation:
         # With a step in flight it may want more than its worst case: it waits for the result then.
         may_wait = bool(request.widths) or request is not self.running[0]
         assert count or not any(missing) or may_wait, "nothing can be freed for the oldest request"
+        if self.config.num_blocks and younger and not any(missing):
+            # Block records are in no count: only trying shows whether one more gives enough.
+            chosen[0] = 1
         for other, is_victim in zip(younger, chosen, strict=True):
             if is_victim:
-                self._release(other)
-                self.waiting.appendleft(other)
-                self.events["preempted"] += 1
+                self._preempt(other)
+
+    def _preempt(self, request: Request) -> None:
+        if self.options.suspends and not request.widths:
+            self.ledger.suspend([(request.handle, self.rng.randint(0, 1))])
+            self.running.remove(request)
+            request.is_suspended, request.ends = True, [0, 0]
+            self.events["suspended"] += 1
+        else:
+            self._release(request)
+        self.waiting.appendleft(request)
+        self.events["preempted"] += 1
+
+    def _fork(self, step: int) -> None:
+        """Let up to three more requests continue one that has run all it knows but one token."""
+        if self.rng.random() >= self.options.forked:
+            return
+        settled = [
+            request
+            for request in self.running
+            if not request.widths and max(request.ends) == len(request.tokens) - 1
+        ]
+        if not settled:
+            return
+        parent = self.rng.choice(settled)
+        _, handles = self.ledger.fork(step, [parent.handle] * self.rng.randint(1, 3))
+        for handle in handles:
+            if handle < 0:
+                self.events["fork refused"] += 1
+                continue
+            child = replace(parent, handle=handle, tokens=[*parent.tokens], ends=[*parent.ends])
+            child.widths = deque()
+            self.running.append(child)
+            self.events["forked"] += 1
 
     def _admit(self, step: int, budget: int) -> None:
         """Admit what fits, in order; smaller requests may pass the head, but not for ever."""
-        queue = list(self.waiting)[:4]
+        queue = []
+        for request in list(self.waiting)[:4]:
+            if budget > 0 and request.is_suspended:
+                ran = self._resume(step, request, budget)
+                budget -= ran
+                if ran == 0 and request is self.waiting[0]:
+                    self.waited += 1
+                    if self.waited > self.options.patience:
+                        return
+            else:
+                queue.append(request)
         if not queue or budget == 0:
             return
         items = [self._item(request, budget) for request in queue]
         _, answers, _ = self.ledger.fits(items)
-        self.waited = self.waited + 1 if answers[0] == -1 else 0
+        if queue[0] is self.waiting[0]:
+            self.waited = self.waited + 1 if answers[0] == -1 else 0
         for request, item, answer in zip(queue, items, answers, strict=True):
             if answer == -2:
                 self.waiting.remove(request)
@@ -285,6 +347,19 @@ class Simulation:
                 budget -= self._admit_one(step, request, item._replace(first=budget))
             if answer == -1 and self.waited > self.options.patience:
                 return
+
+    def _resume(self, step: int, request: Request, budget: int) -> int:
+        """Resume a suspended request; return the tokens that it runs, 0 if it does not fit."""
+        first = min(budget, self.options.chunk)
+        _, [is_resumed], [hit] = self.ledger.resume(step, [(request.handle, first)])
+        if not is_resumed:
+            self.events["resume refused"] += 1
+            return 0
+        self.events["resumed"] += 1
+        self.events["resumed with a hit"] += hit > 0
+        self.waited = 0 if request is self.waiting[0] else self.waited
+        request.is_suspended = False
+        return self._start(step, request, hit, first)
 
     def _item(self, request: Request, budget: int) -> Item:
         return Item(
@@ -307,11 +382,19 @@ class Simulation:
         self.events["hits"] += hit > 0
         self.events["late drafts"] += request.draft_from > 0
         self.events["without draft"] += request.draft_from < 0
+        request.handle = handle
+        if self.rng.random() < self.options.hinted:
+            hint = (self.rng.randint(0, len(request.tokens)), -1, self.rng.choice((0, 35, 80, 100)))
+            self.ledger.retain([(handle, *hint, self.rng.choice((-1, 20_000)))])
+            self.events["hinted"] += 1
+        return self._start(step, request, hit, item.first)
+
+    def _start(self, step: int, request: Request, hit: int, first: int) -> int:
+        """Note that an admitted or resumed request runs; return its tokens in this step."""
         self.waiting.remove(request)
         self.running.append(request)
-        request.handle = handle
         request.ends = [hit, hit if request.draft_from >= 0 else 0]
-        width = min(item.first, len(request.tokens) - hit)
+        width = min(first, len(request.tokens) - hit)
         request.widths.append((step, width))
         self.events["ran"] += 1
         return width
@@ -324,7 +407,11 @@ class Simulation:
         if not known or self.rng.random() >= self.options.aborted:
             return
         request = self.rng.choice(known)
-        if request.handle >= 0:
+        if request.is_suspended:
+            self.ledger.release([(request.handle, self.rng.randint(0, 1))])
+            self.waiting.remove(request)
+            self.events["aborted when suspended"] += 1
+        elif request.handle >= 0:
             self.events["aborted in flight"] += len(request.widths) > 0
             self.events["aborted when finished"] += request.is_done
             self._release(request)
@@ -346,12 +433,14 @@ class Simulation:
     def _check(self) -> None:
         self.ledger.validate()
         stats = self.ledger.stats()
-        assert stats["open_sequences"] == len(self.running)
+        suspended = [request for request in self.waiting if request.is_suspended]
+        assert stats["suspended_sequences"] == len(suspended)
+        assert stats["open_sequences"] == len(self.running) + len(suspended)
         for pages in stats["classes"]:
             assert min(pages.values()) >= 0
             parts = sum(pages[state] for state in ("free", "fenced", "live", "cached", "reserved"))
             assert parts == pages["total"]
-        for request in self.running:
+        for request in [*self.running, *suspended]:
             seq = self.ledger.sequence(request.handle)
             assert (seq["known"], seq["valid"]) == (len(request.tokens), request.ends)
             assert seq["outstanding"] == list(request.widths)

@@ -7,13 +7,32 @@ from dataclasses import replace
 
 import pytest
 from reference.scenario import Scenario, tokens
-from reference.state import Config
+from reference.state import Config, cdiv
 from simulation import Options, Simulation
 
 from tandemkv.errors import LedgerError
 
 SMALL = {"tokens_per_block": 4, "num_pages": (41,), "max_sequences": 8, "max_seq_len": 170}
 DRAFT = {"has_draft": True, "reserve_tokens": 3, "extra_tokens": 1, "lookahead": 1}
+FULL = ("full_attention", 0, 0)
+STEP = {"max_step_tokens": 24}
+WINDOW = {"lifetimes": (FULL, ("sliding_window", 30, 0)), **STEP}
+ONLY_WINDOW = {"lifetimes": (("sliding_window", 22, 6),), "num_blocks": 40, **STEP}
+STATE = {
+    "lifetimes": (FULL, ("sliding_window", 18, 5), ("recurrent_state", 0, 0)),
+    "snapshot_interval": 8,
+    **STEP,
+}
+EVERY_KIND = {
+    "lifetimes": (
+        FULL,
+        ("chunked_attention", 16, 0),
+        ("recurrent_state", 0, 0),
+        ("cross_attention", 6, 0),
+    ),
+    "snapshot_interval": 4,
+    **STEP,
+}
 
 ENGINES = {
     "plain": (Config(**SMALL), Options()),
@@ -30,6 +49,35 @@ ENGINES = {
         Config(**SMALL, **DRAFT, same_stream=True, reuse=False),
         Options(depth=2),
     ),
+    "n-best, hints": (
+        Config(**SMALL, **DRAFT, policy="lfu"),
+        Options(forked=0.1, hinted=0.5),
+    ),
+    "suspend": (
+        Config(**SMALL, **DRAFT, watermark_blocks=3),
+        Options(suspends=True),
+    ),
+    "full and window, overlapping": (
+        Config(**{**SMALL, "num_pages": (41, 33)}, **DRAFT, **WINDOW, policy="lfu"),
+        Options(depth=2, forked=0.1),
+    ),
+    "full, window and state": (
+        Config(
+            **{**SMALL, "num_pages": (41, 25, 12)},
+            **STATE,
+            policy="adaptive",
+            ttl_ms=40_000,
+        ),
+        Options(suspends=True, hinted=0.2),
+    ),
+    "window only": (
+        Config(**{**SMALL, "num_pages": (33,)}, **DRAFT, **ONLY_WINDOW, policy="adaptive"),
+        Options(depth=2, suspends=True),
+    ),
+    "every kind, two steps": (
+        Config(**{**SMALL, "num_pages": (41, 35, 14, 20)}, **DRAFT, **EVERY_KIND),
+        Options(depth=2, suspends=True, forked=0.1),
+    ),
 }
 
 # What a run of each must have met to be worth its name.
@@ -40,6 +88,7 @@ EXPECTED = {
     *("aborted in flight", "without draft"),
 }
 EXPECTED_OF_PAIRS = {"late drafts", "lagging drafts"}
+QUICK, LONG = (cdiv(count, len(ENGINES)) for count in (5_000, 100_000))
 
 
 def run(name: str, count: int, seed: int) -> Counter[str]:
@@ -48,6 +97,12 @@ def run(name: str, count: int, seed: int) -> Counter[str]:
     expected = set(EXPECTED)
     expected |= EXPECTED_OF_PAIRS if config.has_draft else set()
     expected |= {"hits"} if config.reuse else set()
+    expected |= {"suspended", "resumed", "resumed with a hit"} if options.suspends else set()
+    expected |= {"forked", "fork refused"} if options.forked else set()
+    expected |= {"hinted"} if options.hinted else set()
+    names = {name for name, _, _ in config.lifetimes or ()}
+    expected |= {"evicted_side_pages"} if names - {"full_attention"} else set()
+    expected |= {"snapshots"} if "recurrent_state" in names else set()
     missing = [event for event in expected if not events[event]]
     assert not missing, f"the run never met {missing}: {events}"
     return events
@@ -55,18 +110,18 @@ def run(name: str, count: int, seed: int) -> Counter[str]:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_request_is_served_or_refused(name: str) -> None:
-    """1,000 requests per engine."""
-    events = run(name, 1_000, seed=1)
+    """5,000 requests, spread over the engines; forks are requests as well."""
+    events = run(name, QUICK, seed=1)
     ended = events["finished"] + events["unservable"] + events["aborted"]
-    assert ended == 1_000
+    assert ended == QUICK + events["forked"]
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ENGINES)
 def test_one_hundred_thousand_requests(name: str) -> None:
-    """20,000 requests per engine."""
-    run(name, 20_000, seed=2)
+    """100,000 requests, spread over the engines."""
+    run(name, LONG, seed=2)
 
 
 @pytest.mark.parametrize("publish", [0, 1])
