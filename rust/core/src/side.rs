@@ -2,7 +2,7 @@
 //!
 //! They stand beside the tree, in tables per class addressed by block record and by page, so that nodes
 //! split and merge without touching them and one of them is pinned, unpinned, evicted or handed to another
-//! block in constant time (decision 012). Pages that nothing pins form two queues, lists linked by page
+//! block in constant time (decision 013). Pages that nothing pins form two queues, lists linked by page
 //! numbers: those that one sequence left behind as it went on, and those that are wanted: a prompt began or
 //! a sequence ended there, or a second one computed the same. A page joins the end of one, stamped with the
 //! newest step, when its last pin goes. So stamps never fall along a queue, and those whose fence has
