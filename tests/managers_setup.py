@@ -29,6 +29,7 @@ def small_plan(
     pp_size: int = 1,
     reuse: bool = True,
     partial_reuse: bool = True,
+    max_pinned_fraction: float | None = None,
 ) -> tkv.Plan:
     """Return a plan of exactly `num_pages` pages per role.
 
@@ -45,6 +46,7 @@ def small_plan(
             max_seq_len=max_seq_len,
             enable_block_reuse=reuse,
             enable_partial_reuse=partial_reuse,
+            max_pinned_fraction=max_pinned_fraction,
         ),
         mapping=tkv.Mapping(pp_size=pp_size),
         speculative=tkv.SpeculativeConfig(mode=mode, max_draft_len=draft_len) if draft else None,

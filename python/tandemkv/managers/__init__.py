@@ -8,6 +8,7 @@ from tandemkv.managers.build import build_managers
 from tandemkv.managers.managers import Managers
 from tandemkv.managers.pools import Pool
 from tandemkv.managers.probe import Fits, Probe
+from tandemkv.managers.retention import Retention
 from tandemkv.managers.stats import ManagerStats
 from tandemkv.managers.views import RoleView
 
@@ -20,6 +21,7 @@ __all__ = [
     "Probe",
     "Refusal",
     "RequestIds",
+    "Retention",
     "RoleView",
     "build_managers",
 ]

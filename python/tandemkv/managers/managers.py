@@ -27,6 +27,7 @@ from tandemkv.managers.preemptions import Preemptions
 from tandemkv.managers.preparation import Preparation, hold, name_request, pick
 from tandemkv.managers.probe import Probe
 from tandemkv.managers.registry import Registry
+from tandemkv.managers.retention import Retention
 from tandemkv.managers.stats import DecodeSteps, ManagerStats
 from tandemkv.managers.steps import StepRecord, Steps
 from tandemkv.managers.tables import KernelTables
@@ -368,6 +369,11 @@ class Managers:
     def probe(self) -> Probe:
         """What answers a scheduler's questions: what fits, whom to preempt, why a match ended."""
         return Probe(self._ledger, self._limits, self._registry, self._lock)
+
+    @cached_property
+    def retention(self) -> Retention:
+        """What says which cached blocks to keep: priorities, and leases on prefixes."""
+        return Retention(self._ledger, self._limits, self._registry, self._lock)
 
     # --- requests -----------------------------------------------------------------------------
 
