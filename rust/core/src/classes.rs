@@ -173,3 +173,6 @@ fn window(
 fn pages_max(blocks: Option<u64>) -> u32 {
     blocks.map_or(u32::MAX, |blocks| u32::try_from(blocks).unwrap_or(u32::MAX))
 }
+
+#[cfg(test)]
+mod tests;

@@ -493,3 +493,6 @@ impl Side {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
