@@ -247,3 +247,27 @@ def test_an_encoding_without_bars_prints_the_rest():
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"ledger, ?s per request" in done.stdout
+
+
+def test_snapshots_let_a_model_with_states_be_found_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Bamba has attention and Mamba layers; turns of the session begin with those before."""
+    bamba = str(Path(__file__).parent / "data/configs/ibm-ai-platform__Bamba-9B-v2.json")
+    common = ["replay", "--trace", SESSION, "--model", bamba, "--gpu-memory", "40GiB", "--json"]
+    common += ["--max-batch-size", "4", "--max-seq-len", "131072"]
+    assert main(common) == 0
+    without = json.loads(capsys.readouterr().out)
+    assert main([*common, "--state-snapshot-interval", "2048", "--cached-endpoints", "64"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert without["hit_ratio_tokens"] < 0.05
+    assert found["hit_ratio_tokens"] > 0.5
+
+
+def test_cache_only_refuses_models_whose_layers_drop_tokens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gemma = str(Path(__file__).parent / "data/configs/google__gemma-3-1b-it.json")
+    given = ["--trace", TAUBENCH, "--tokens-per-block", "16", "--cache-only", "--model", gemma]
+    assert main(["replay", *given, "--gpu-memory", "8GiB"]) == 2
+    assert "the model has a sliding_window group" in capsys.readouterr().err

@@ -26,6 +26,7 @@ from tandemkv.geometry.layers import ModelGeometry
 from tandemkv.managers import build_managers
 from tandemkv.planning import Plan
 from tandemkv.planning import plan as make_plan
+from tandemkv.planning.groups import FULL
 from tandemkv.replay import ReplayReport, ServingOptions, Trace, read_trace, replay_cache, serve
 from tandemkv.replay.render import print_report
 
@@ -43,6 +44,8 @@ _MODEL_OPTIONS = {
     "gpu_memory": "--gpu-memory",
     "kv_dtype": "--kv-dtype",
     "draft_kv_dtype": "--draft-kv-dtype",
+    "cached_endpoints": "--cached-endpoints",
+    "state_snapshot_interval": "--state-snapshot-interval",
 }
 
 
@@ -76,6 +79,8 @@ _MODEL_OPTIONS = {
 @click.option("--max-batch-size", type=int, default=256, show_default=True)
 @click.option("--max-seq-len", type=int, help="Default: what the config declares.")
 @click.option("--max-num-tokens", type=int, default=_MAX_NUM_TOKENS, show_default=True)
+@click.option("--cached-endpoints", type=int, help="Windows and states kept for cached prefixes.")
+@click.option("--state-snapshot-interval", type=int, help="Tokens between snapshots of a state.")
 @click.option("--acceptance", type=float, default=0.7, show_default=True, help="Per draft token.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the acceptance draws.")
 @click.option("--step-ms", type=float, default=20.0, show_default=True, help="Virtual step time.")
@@ -193,6 +198,8 @@ def _plan(tokens_per_block: int, given: dict[str, Any]) -> Plan:
             max_batch_size=given["max_batch_size"],
             max_seq_len=given["max_seq_len"],
             max_num_tokens=given["max_num_tokens"],
+            cached_endpoints=given["cached_endpoints"] or 0,
+            state_snapshot_interval=given["state_snapshot_interval"],
             eviction_policy=given["policy"],
         ),
         mapping=Mapping(tp_size=given["tp_size"], pp_size=given["pp_size"]),
@@ -207,6 +214,12 @@ def _cache_size(
     if plan is None:
         assert capacity_tokens is not None
         return {"usable_pages": _usable_pages(capacity_tokens, tokens_per_block)}
+    for group in plan.groups():
+        if group.rule != FULL:
+            raise ReplayError(
+                f"--cache-only counts blocks that keep every token; the model has a "
+                f"{group.lifetime} group: leave --cache-only out to replay it"
+            )
     spec = plan.speculative
     return {
         "usable_pages": plan.num_blocks - 1,

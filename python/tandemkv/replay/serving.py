@@ -140,7 +140,7 @@ class _Simulation:
         admitted = [] if shortage else self._admit(step, tokens_left)
         self._sample(len(index) + len(admitted))
         begin = perf_counter_ns()
-        if admitted:
+        if managers.ledger.pending_moves:  # of admissions, and snapshots of states
             managers.moves()  # the pools are bookkeeping only: there is nothing to copy
         managers.complete_step(step)
         tally.ledger_ns += perf_counter_ns() - begin
