@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tandemkv.errors import DeviceUnavailableError, PoolError
-from tandemkv.geometry import Layer, SideBuffer
+from tandemkv.geometry import Layer, SideBuffer, StateBuffer
 from tandemkv.managers.layout import PageLayout, page_layout
 from tandemkv.managers.memory import check_device
 from tandemkv.managers.moves import PageMover
@@ -328,3 +328,61 @@ def test_devices_that_cannot_hold_pools_say_why() -> None:
     for device in ("cuda", "tpu:0", "", 3):
         with pytest.raises(PoolError, match="supported: 'cpu', 'cuda:N'"):
             check_device(device, materialize=True)  # type: ignore[arg-type]
+
+
+def mamba(tp_heads: int = 8) -> Layer:
+    """Return a Mamba-2 layer: a matrix per head in fp32, and a convolution with shared groups."""
+    return Layer(
+        kind="state",
+        state_buffers=(
+            StateBuffer(name="ssm", split_units=tp_heads, unit_elements=64 * 16, dtype="fp32"),
+            StateBuffer(
+                name="conv",
+                split_units=tp_heads,
+                unit_elements=64 * 3,
+                replicated_elements=2 * 16 * 3,
+                dtype="bf16",
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize("arrangement", ["interleaved", "per_layer"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_state_is_a_page_of_its_tensors(backend: Any, arrangement: Any) -> None:
+    """Half of 8 heads per rank and all shared elements: 4 x 1,024 x 4 + (4 x 192 + 96) x 2 bytes."""
+    layout = page_layout(
+        [mamba(), mamba()], tp_size=2, tokens_per_block=16, arrangement=arrangement, numbers=[3, 9]
+    )
+    one = 4 * 64 * 16 * 4 + (4 * 64 * 3 + 2 * 16 * 3) * 2
+    assert layout.holds_states
+    assert (layout.layers, layout.page_bytes) == ((3, 9), 2 * one)
+    pool = pool_of(layout, num_pages=4, backend=backend)
+    stride = 2 * one if arrangement == "interleaved" else one
+    for layer in (3, 9):
+        ssm, conv = pool.view(layer, "ssm"), pool.view(layer, "conv")
+        assert tuple(ssm.shape) == (4, 4, 64 * 16)
+        assert tuple(conv.shape) == (4, 4 * 64 * 3 + 2 * 16 * 3)
+        starts = [start_of(ssm[page]) - start_of(pool.buffer) for page in range(4)]
+        assert np.diff(starts).tolist() == [stride] * 3
+        assert start_of(conv) == start_of(ssm) + 4 * 64 * 16 * 4
+    with pytest.raises(PoolError, match="layer is 4; the pool holds layers 3, 9"):
+        pool.view(4, "ssm")
+
+
+@pytest.mark.parametrize("arrangement", ["interleaved", "per_layer"])
+def test_a_move_of_a_state_copies_all_of_it(arrangement: Any) -> None:
+    layout = page_layout([mamba()] * 3, tp_size=4, tokens_per_block=16, arrangement=arrangement)
+    pool = pool_of(layout, num_pages=5)
+    pool.buffer[...] = np.random.default_rng(1).integers(0, 256, pool.num_bytes)
+    before = {(i, n): pool.view(i, n).copy() for i in range(3) for n in ("ssm", "conv")}
+    PageMover([pool], "cpu").run(np.array([[0, 1, 4, 1]], np.int32), None)
+    for (layer, name), old in before.items():
+        new = pool.view(layer, name)
+        np.testing.assert_array_equal(new[4].view(np.uint8), old[1].view(np.uint8))
+        np.testing.assert_array_equal(new[:4].view(np.uint8), old[:4].view(np.uint8))
+
+
+def test_states_and_tokens_share_no_pool() -> None:
+    with pytest.raises(PoolError, match="layer 1 of kind 'state': states have pools of their own"):
+        page_layout([attention(), mamba()], tp_size=1, tokens_per_block=4)
