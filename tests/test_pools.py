@@ -350,7 +350,7 @@ def mamba(tp_heads: int = 8) -> Layer:
 @pytest.mark.parametrize("arrangement", ["interleaved", "per_layer"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_state_is_a_page_of_its_tensors(backend: Any, arrangement: Any) -> None:
-    """Half of 8 heads per rank and all shared elements: 4 x 1,024 x 4 + (4 x 192 + 96) x 2 bytes."""
+    """Half of 8 heads and all shared elements: 4 x 1,024 x 4 + (4 x 192 + 96) x 2 bytes."""
     layout = page_layout(
         [mamba(), mamba()], tp_size=2, tokens_per_block=16, arrangement=arrangement, numbers=[3, 9]
     )
