@@ -409,3 +409,13 @@ def test_any_value_in_any_field_is_read_or_refused_by_the_one_error(
     except tkv.GeometryError as error:
         problem = str(error)
     assert problem.startswith("config: ") or not problem
+
+
+def test_fields_whose_product_is_too_large_name_the_config() -> None:
+    """46,341 squared is above 2^31 - 1, though the field alone is a size."""
+    config = json.loads((CONFIGS / "moonshotai__Kimi-Linear-48B-A3B-Instruct.json").read_text())
+    config["linear_head_dim"] = 46_341
+    with pytest.raises(
+        tkv.GeometryError, match="config: StateBuffer 'recurrent': unit_elements is 2147488281"
+    ):
+        tkv.ModelGeometry.from_hf(config)

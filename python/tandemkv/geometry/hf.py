@@ -78,8 +78,17 @@ def read_geometry(
     )
     refuse_other_kv(config, family.reads)
     architectures = _architectures(loaded)
+    try:
+        layers = _layers(config, family, role, mtp=mtp, architectures=architectures)
+    except GeometryError as error:
+        if error.source:
+            raise
+        # Fields that are fine one by one may make a layer that is not: say whose they are.
+        raise GeometryError(
+            f"{loaded.source}: {error}", source=loaded.source, field=error.field, value=error.value
+        ) from None
     return ModelGeometry(
-        layers=_layers(config, family, role, mtp=mtp, architectures=architectures),
+        layers=layers,
         name=loaded.name,
         model_type=model_type,
         role=role,
