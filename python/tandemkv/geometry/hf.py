@@ -81,7 +81,7 @@ def read_geometry(
     try:
         layers = _layers(config, family, role, mtp=mtp, architectures=architectures)
     except GeometryError as error:
-        if error.source:
+        if error.source == loaded.source:
             raise
         # Fields that are fine one by one may make a layer that is not: say whose they are.
         raise GeometryError(
