@@ -480,7 +480,9 @@ class Managers:
         """Continue a request in new ones, as for n-best or beam search; each all or nothing.
 
         They share its full blocks and get copies of the rest, which `run_moves` or `moves` carries
-        out before the step. The request must have no step that is not updated.
+        out before the step. The request must have no step that is not updated, so fork between
+        `update_resources` and the batch that runs it again: in a step of `begin_step`, or in one
+        that `prepare_resources` began for other requests (`Batch([])` if there are none).
 
         Args:
             request_id: an open request.
@@ -524,6 +526,8 @@ class Managers:
         self, request_ids: Iterable[Hashable], chunk_lens: object, step: int | None = None
     ) -> NDArray[np.bool_]:
         """Give suspended requests pages again; each runs a chunk of what it knows in this step.
+
+        They join the step's batch: `update_resources` takes them like those prepared for it.
 
         `hit_lengths` then says where the chunk begins. It and those that follow are prompt chunks
         to every other call; the last one yields the next token.
