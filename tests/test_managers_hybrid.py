@@ -329,3 +329,25 @@ def test_dummies_count_in_every_class() -> None:
     assert managers.ledger.digest() == before
     assert managers.add_dummy_requests(["d0", "d1"], [1, 5]) == ["d0", "d1"]
     assert managers.ledger.stats()["classes"][1]["live"] == 2
+
+
+@pytest.mark.parametrize("tokens", [8, 12, 16, 20, 24, 28, 30, 32, 36, 40])
+def test_dummies_leave_a_prompt_its_window_pages(tokens: int) -> None:
+    """Private requests amid their prompts are promised pages of windows, not records."""
+    managers = tkv.build_managers(
+        hybrid_plan((WINDOW, WINDOW), num_bytes=2800), num_dummy_requests=2
+    )
+    step = managers.begin_step()
+    for number in range(3):
+        batch = tkv.Batch(
+            [number], chunk_lens=[1], prompts=[[5] * 20], max_total_tokens=[24], scopes=[-1]
+        )
+        managers.prepare_resources(batch, step=step)
+    before = managers.ledger.stats()
+    made = managers.add_dummy_requests(["d0", "d1"], [1, tokens])
+    after = managers.ledger.stats()
+    if made is None:
+        assert after == before
+    else:
+        assert after["open_sequences"] == before["open_sequences"] + 2
+    assert after["open_steps"] == 1

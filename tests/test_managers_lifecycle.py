@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from managers_setup import assert_drained, chunk, decode, new, pages, run, small_managers
 
+from tandemkv import Batch
 from tandemkv.errors import BatchError, LedgerError, RequestError, StepError
 
 
@@ -128,4 +129,29 @@ def test_a_reset_under_open_requests_forgets_everything() -> None:
     run(managers, new("b", range(10)), [[99]])
     assert managers.hit_lengths(["b"]).tolist() == [0]
     managers.free_many(["a", "b"])
+    assert_drained(managers)
+
+
+@pytest.mark.parametrize("end", ["freed", "skipped"])
+def test_a_request_resumed_in_a_step_it_already_ran_in_belongs_to_it_once(end: str) -> None:
+    managers = small_managers(33, draft=False)
+    step = managers.begin_step()
+    for name in ("a", "b"):
+        managers.prepare_resources(new(name, range(8), max_total=30), step=step)
+    managers.moves()
+    managers.update_resources(Batch(["a"], chunk_lens=[8]), [[1]], step=step)
+    managers.suspend(["a"])
+    assert managers.resume(["a"], [3], step).tolist() == [True]
+    managers.moves()
+    if end == "freed":
+        managers.free_resources("a")
+        # A result that was under way when its request was freed is passed over.
+        managers.update_resources(Batch(["a", "b"], chunk_lens=[3, 8]), [[2], [2]], step=step)
+    else:
+        managers.skip_step(step)
+        # Nothing is under way any more: both can be taken away.
+        managers.suspend(["a", "b"])
+    managers.complete_step(step)
+    for name in {"freed": "b", "skipped": "ab"}[end]:
+        managers.free_resources(name)
     assert_drained(managers)

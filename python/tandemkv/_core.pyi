@@ -425,7 +425,8 @@ class Ledger:
         """Return counts by state and counters since the start.
 
         `classes`: a list with `total`, `reserved`, `free`, `fenced`, `live`, `cached`, and parts of
-        cached: `protected`, `evictable`, per class; `open_sequences`, `suspended_sequences` among
+        cached: `protected`, `evictable`, per class, and `promised`, the pages that admissions count
+        on; `open_sequences`, `suspended_sequences` among
         them, `promised`, `open_steps`, `newest_step`, `nodes`, `cached_blocks`, `leases`,
         `pinned_blocks`, and the counters `admitted`, `forked`, `refused_forks`, `suspended`,
         `resumed`, `refused_resumes`, `resumed_tokens`, `resumed_hit_tokens`, `refused_leases`,

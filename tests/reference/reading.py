@@ -92,6 +92,7 @@ class Reading:
                 "cached": len(self.cached_pages(cls)),
                 "protected": self._num_protected(cls),
                 "evictable": len(self.evictable_in(cls)),
+                "promised": sum(self.promise(seq, cls) for seq in self.sequences.values()),
             }
             classes.append(counts)
         return {

@@ -188,8 +188,7 @@ def dummies_fit(stats: dict[str, Any], limits: Limits, lens: NDArray[np.int64]) 
 
     It is `admit` of docs/ledger.md for items that match nothing and run whole: each takes its
     blocks at once and promises none, so the sum decides; the watermark binds all but one that
-    comes first into an idle ledger. A window may have promised fewer pages than a class that keeps
-    everything; the larger number is taken for both.
+    comes first into an idle ledger.
     """
     if stats["open_sequences"] + len(lens) > limits.max_sequences:
         return False
@@ -198,11 +197,12 @@ def dummies_fit(stats: dict[str, Any], limits: Limits, lens: NDArray[np.int64]) 
         if needed > usable:
             return False
     blocks = [limits.blocks(length) for length in lens.tolist()]
-    kept = stats["promised"]
-    if stats["open_sequences"] or len(lens) > 1:
-        kept += limits.watermark_blocks
+    idle = not stats["open_sequences"] and len(lens) == 1
+    watermark = 0 if idle else limits.watermark_blocks
     return all(
-        sum(item.blocks_now(count) for count in blocks) + (kept if item.grows else 0)
+        sum(item.blocks_now(count) for count in blocks)
+        + pages["promised"]
+        + (watermark if item.grows else 0)
         <= pages["free"] + pages["evictable"]
         for item, pages in zip(limits.classes, stats["classes"], strict=True)
     )

@@ -55,6 +55,8 @@ class StepRecord:
         self._whole = None
         self._parts += ((ids, handles),)
         self.outstanding += granted
+        # A request that was suspended after its update runs again in the same step.
+        self._done -= frozenset(handles.tolist())
 
     def whole(self, ids: RequestIds) -> NDArray[np.int64] | None:
         """Return the handles of `ids` if the step runs exactly these, all of them, else None."""
@@ -104,10 +106,11 @@ class StepRecord:
 
     def members(self) -> Iterator[tuple[Hashable, int]]:
         """Yield `(request id, handle)` of what is outstanding, in the order it was prepared."""
-        gone = self._done | self._freed
+        gone = {NOT_GRANTED} | self._done | self._freed
         for ids, handles in self._parts:
             for request_id, handle in zip(ids, handles.tolist(), strict=True):
-                if handle != NOT_GRANTED and handle not in gone:
+                if handle not in gone:
+                    gone.add(handle)
                     yield request_id, handle
 
     def still_running(

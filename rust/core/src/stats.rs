@@ -19,6 +19,8 @@ pub struct ClassStats {
     pub protected: u32,
     /// Cached pages that an allocation may evict now.
     pub evictable: u32,
+    /// Pages that admissions count on and that are not taken yet.
+    pub promised: u64,
 }
 
 macro_rules! counters {

@@ -43,6 +43,7 @@ pub fn stats<'py>(py: Python<'py>, stats: &Stats) -> Dict<'py> {
         item.set_item("cached", class.cached)?;
         item.set_item("protected", class.protected)?;
         item.set_item("evictable", class.evictable)?;
+        item.set_item("promised", class.promised)?;
         classes.append(item)?;
     }
     out.set_item("classes", classes)?;

@@ -191,6 +191,11 @@ impl Ledger {
                 cached,
                 protected: cached - evictable - waiting,
                 evictable,
+                promised: if place < self.classes.full() {
+                    self.promised
+                } else {
+                    self.promised_at(place)
+                },
             }
         });
         Stats {
