@@ -128,6 +128,7 @@ class Scenario:
         """Return the pages by state; check that they add up."""
         counts = dict(self.stats()["classes"][cls])
         total = counts.pop("total")
+        assert counts.pop("promised") >= 0, "a promise is no state of a page"
         parts = {name: counts.pop(name) for name in ("protected", "evictable")}
         assert sum(counts.values()) == total
         assert min(parts.values()) >= 0
