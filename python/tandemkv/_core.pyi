@@ -205,6 +205,9 @@ class Ledger:
             `docs/eviction.md`.
         ttl_ms: milliseconds without use after which cached blocks are given up; 0: never.
         max_leased_blocks: most blocks that leases (`pin`) may protect together.
+        host_pages: pages per class on the host, none reserved; None: no such tier. Tiers below the
+            device need `reuse` and a class of full attention; see `docs/tiers.md`.
+        disk_pages: the same on disk.
     """
 
     def __new__(
@@ -225,6 +228,8 @@ class Ledger:
         policy: str = "lru",
         max_leased_blocks: int = 0,
         ttl_ms: int = 0,
+        host_pages: Sequence[int] | None = None,
+        disk_pages: Sequence[int] | None = None,
         lifetimes: Sequence[_Lifetime] | None = None,
         max_step_tokens: int = 0,
         num_blocks: int | None = None,
@@ -408,6 +413,47 @@ class Ledger:
         """
     def event_snapshot(self) -> dict[str, Any]:
         """Return `number`, that of the last event, and `blocks`: all there is, as stored events."""
+    def transfers(self, out: _I64, keys: _U8 | None = None) -> int:
+        """Hand out planned copies between tiers, in order; return how many rows there are.
+
+        `out` is [k, 6]: id, class, source tier, source page, destination tier, destination page
+        (tiers: 0 device, 1 host, 2 disk); `keys` is [k, 32], the tier keys. What is copied to disk
+        ahead of need is planned as far as `out` has rows.
+        """
+    def pending_transfers(self) -> int:
+        """Rows that `transfers` has to hand out at least."""
+    def complete_transfers(self, ids: _I64, ok: _U8) -> None:
+        """Note which transfers put into place what they should have (1) and which failed (0)."""
+    def loading(self, handle: _I64, out: _U8) -> int:
+        """Write 1 for a sequence whose pages are on their way, 2 for a suspended one, else 0.
+
+        Return how many are 1. A sequence is suspended also because a page of a window or state did
+        not arrive.
+        """
+    def offload(self, blocks: int) -> int:
+        """Evict up to so many evictable blocks, as an allocation would; return how many."""
+    def flush(self) -> int:
+        """Plan a copy on disk of every host copy without one, as far as there is room.
+
+        Return how many transfers were planned.
+        """
+    def restore(self, tier: str, class_index: int, keys: _U8, pages: _I32) -> int:
+        """Make entries with valid copies on `host` or `disk`, least valuable first.
+
+        `keys` is [n, 32], `pages` [n]: free pages of the class there. Return n.
+        """
+    def tier_stats(self) -> dict[str, Any]:
+        """Return pages and counters of lower tiers.
+
+        `shelves`: a list of `tier`, `classes`, and pages by state: `total`, `free`, `writing`,
+        `valid`, and parts of valid: `spare`, `pinned`. `counters`: `device_to_host`,
+        `device_to_disk`, `host_to_disk`, `host_to_device`, `disk_to_device`, `failed`, `renewed`,
+        `rejected`, `lost`, `restored`. `open_transfers`: those not completed.
+        """
+    def match_tiers(
+        self, tokens: _Tokens, scope: int = 0, draft_from: int | None = None
+    ) -> tuple[int, int, int]:
+        """Tokens of a prompt that an admission would find on the device, the host and disk."""
     @property
     def pending_moves(self) -> int:
         """Copies that `moves` has not handed out."""
@@ -431,7 +477,8 @@ class Ledger:
         `pinned_blocks`, and the counters `admitted`, `forked`, `refused_forks`, `suspended`,
         `resumed`, `refused_resumes`, `resumed_tokens`, `resumed_hit_tokens`, `refused_leases`,
         `expired_blocks`, `refused_now`, `refused_never`, `refused_rows`, `prompt_tokens`,
-        `hit_tokens`, `missed_private_tokens`, `missed_text_tokens`, `missed_last_tokens`,
+        `hit_tokens`, `loaded_blocks`, `missed_load_tokens`, `refused_loading`,
+        `missed_private_tokens`, `missed_text_tokens`, `missed_last_tokens`,
         `missed_copy_tokens`, `target_only_hits`, `published_blocks`, `rebased_blocks`,
         `evicted_blocks`, `copied_blocks`, `grown_blocks`, `refused_grows`, `accepted_tokens`,
         `rewound_tokens`, `released`. Unpublished pages that forks share are counted once.

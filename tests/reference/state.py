@@ -16,6 +16,7 @@ COUNTERS = (
     *("grown_blocks", "refused_grows", "accepted_tokens", "rewound_tokens", "released"),
     *("evicted_side_pages", "snapshots"),
     *("refused_leases", "expired_blocks"),
+    *("loaded_blocks", "missed_load_tokens", "refused_loading"),
     *(f"missed_{reason}_tokens" for reason in ("private", "text", "last", "copy")),
     *("forked", "refused_forks", "suspended", "resumed", "refused_resumes", "resumed_tokens"),
     *("resumed_hit_tokens",),

@@ -34,6 +34,8 @@ impl Setup {
         Ledger::new(LedgerConfig {
             tokens_per_block: u32::try_from(BLOCK).expect("16"),
             num_pages: vec![self.pages + 1],
+            host_pages: Vec::new(),
+            disk_pages: Vec::new(),
             lifetimes: vec![Lifetime::Full],
             max_step_tokens: 0,
             num_blocks: None,

@@ -5,7 +5,7 @@
 
 use crate::event::EventLog;
 use crate::ids::{BlockId, TOKEN_LIMIT, Token, count};
-use crate::key::Keys;
+use crate::key::{BlockKey, Keys};
 
 /// Stands in records that hold no token yet, and makes the operating system map the slab. It is no
 /// media reference, which a search for those would find.
@@ -82,6 +82,8 @@ pub(crate) struct Blocks {
     media: Vec<u64>,
     /// Keys of cached blocks.
     pub keys: Keys,
+    /// Their keys on lower tiers, in a ledger that has some.
+    pub tier_keys: Keys,
     /// The events about cached blocks, if they are logged.
     pub log: Option<Box<EventLog>>,
 }
@@ -95,6 +97,7 @@ impl Blocks {
             free: (0..records).rev().map(BlockId::new).collect(),
             media: Vec::new(),
             keys: Keys::default(),
+            tier_keys: Keys::default(),
             log: None,
         }
     }
@@ -257,6 +260,17 @@ impl Blocks {
     /// Keeps keys from now on.
     pub(crate) fn keep_keys(&mut self) {
         self.keys.keep(self.records());
+    }
+
+    /// Keeps keys for lower tiers, and so the others too.
+    pub(crate) fn keep_tier_keys(&mut self) {
+        self.keep_keys();
+        self.tier_keys.keep(self.records());
+    }
+
+    /// The key of a cached full block on lower tiers; `None` of a partial one.
+    pub(crate) fn tier_key(&self, block: BlockId) -> Option<BlockKey> {
+        self.tier_keys.get(block)
     }
 
     /// Notes that full blocks are leaving the tree.

@@ -225,6 +225,40 @@ pub enum LedgerError {
         /// The newest number.
         last: u64,
     },
+    /// The sequence waits for pages from lower tiers.
+    #[error(
+        "handle[{item}] = {handle} waits for pages of lower tiers: complete its transfers first"
+    )]
+    Loading {
+        /// The item.
+        item: usize,
+        /// The handle.
+        handle: i64,
+    },
+    /// A transfer that was not handed out, or is completed.
+    #[error("ids[{item}] is {id}, which is no transfer that was handed out and is not completed")]
+    UnknownTransfer {
+        /// The item.
+        item: usize,
+        /// What was given.
+        id: i64,
+    },
+    /// A page of a lower tier that does not exist or is in use.
+    #[error("pages[{item}] is {page}, must be a free page in 0..{pages}, once")]
+    PageInUse {
+        /// The item.
+        item: usize,
+        /// What was given.
+        page: i64,
+        /// Pages of the shelf on that tier.
+        pages: u32,
+    },
+    /// A key that has an entry.
+    #[error("keys[{item}] is there already, or appears twice")]
+    KnownKey {
+        /// The item.
+        item: usize,
+    },
     /// An output buffer is too small; nothing was consumed.
     #[error("{argument} holds {len} rows, {required} are needed")]
     BufferTooSmall {
@@ -265,6 +299,10 @@ impl LedgerError {
             Self::UnknownMedia { .. } => "unknown_media",
             Self::EventsOff => "events_off",
             Self::EventsGone { .. } => "events_gone",
+            Self::Loading { .. } => "loading",
+            Self::UnknownTransfer { .. } => "unknown_transfer",
+            Self::PageInUse { .. } => "page_in_use",
+            Self::KnownKey { .. } => "known_key",
             Self::BufferTooSmall { .. } => "buffer_too_small",
         }
     }
@@ -304,7 +342,8 @@ impl LedgerError {
             Self::StaleHandle { item, handle }
             | Self::RepeatedHandle { item, handle }
             | Self::Suspended { item, handle }
-            | Self::NotSuspended { item, handle } => {
+            | Self::NotSuspended { item, handle }
+            | Self::Loading { item, handle } => {
                 vec![("item", item as i128), ("handle", handle.into())]
             }
             Self::StepNotOpen { step, newest, open } => {
@@ -376,6 +415,15 @@ impl LedgerError {
                 ("last", last.into()),
             ],
             Self::UnknownMedia { reference } => vec![("reference", reference.into())],
+            Self::UnknownTransfer { item, id } => {
+                vec![("item", item as i128), ("id", id.into())]
+            }
+            Self::PageInUse { item, page, pages } => vec![
+                ("item", item as i128),
+                ("page", page.into()),
+                ("pages", pages.into()),
+            ],
+            Self::KnownKey { item } => vec![("item", item as i128)],
             Self::BufferTooSmall { len, required, .. } => {
                 vec![("len", len as i128), ("required", required as i128)]
             }

@@ -36,6 +36,26 @@ impl Record {
         self.0.extend_from_slice(&len.to_le_bytes());
     }
 
+    /// Tokens, and the media that they refer to.
+    fn tokens<'a>(&mut self, tokens: &[Token], media: impl Fn(Token) -> &'a Media) {
+        self.head(b't', 4 * tokens.len());
+        let mut references: SmallVec<[(u32, &Media); 2]> = SmallVec::new();
+        for (position, &token) in tokens.iter().enumerate() {
+            let mut shown = token;
+            if token >= TOKEN_LIMIT {
+                references.push((crate::ids::count(position), media(token)));
+                shown = MEDIA;
+            }
+            self.0.extend_from_slice(&shown.to_le_bytes());
+        }
+        for (position, item) in references {
+            self.head(b'm', 40);
+            self.0.extend_from_slice(&position.to_le_bytes());
+            self.0.extend_from_slice(&item.length.to_le_bytes());
+            self.0.extend_from_slice(&item.digest);
+        }
+    }
+
     fn digest(&self) -> BlockKey {
         Sha256::digest(&self.0).into()
     }
@@ -69,22 +89,21 @@ pub(crate) fn block_key<'a>(
 ) -> BlockKey {
     let mut record = Record::new(b'B');
     record.field(b'p', parent);
-    record.head(b't', 4 * tokens.len());
-    let mut references: SmallVec<[(u32, &Media); 2]> = SmallVec::new();
-    for (position, &token) in tokens.iter().enumerate() {
-        let mut shown = token;
-        if token >= TOKEN_LIMIT {
-            references.push((crate::ids::count(position), media(token)));
-            shown = MEDIA;
-        }
-        record.0.extend_from_slice(&shown.to_le_bytes());
-    }
-    for (position, item) in references {
-        record.head(b'm', 40);
-        record.0.extend_from_slice(&position.to_le_bytes());
-        record.0.extend_from_slice(&item.length.to_le_bytes());
-        record.0.extend_from_slice(&item.digest);
-    }
+    record.tokens(tokens, media);
+    record.digest()
+}
+
+/// The key of a block on lower tiers, in a ledger with a draft: `next` are the D tokens that follow it.
+pub(crate) fn tier_key<'a>(
+    block: &BlockKey,
+    draft_valid: bool,
+    next: &[Token],
+    media: impl Fn(Token) -> &'a Media,
+) -> BlockKey {
+    let mut record = Record::new(b'T');
+    record.field(b'k', block);
+    record.field(b'd', &[u8::from(draft_valid)]);
+    record.tokens(next, media);
     record.digest()
 }
 

@@ -23,6 +23,7 @@ mod slab;
 pub mod stats;
 mod steps;
 mod table;
+pub mod tiers;
 pub mod units;
 pub mod window;
 

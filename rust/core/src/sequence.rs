@@ -103,6 +103,8 @@ pub(crate) struct Sequence {
     /// Whether its blocks are promised: not without a full class, where only records are, unless it
     /// publishes.
     pub counts_blocks: bool,
+    /// The load that brings its first blocks from lower tiers; 0 if none does.
+    pub loading: u64,
     /// Whether the row is among those with changes that `updates` has not reported.
     pub listed: bool,
     /// The call that looked at this sequence last, to find repeated handles.
@@ -133,6 +135,7 @@ impl Sequence {
             held: 0,
             keeps_tokens: false,
             counts_blocks: true,
+            loading: 0,
             listed: false,
             seen: 0,
         }

@@ -7,12 +7,15 @@
 //! a sequence ended there, or a second one computed the same. A page joins the end of one, stamped with the
 //! newest step, when its last pin goes. So stamps never fall along a queue, and those whose fence has
 //! passed are its beginning.
+#![allow(clippy::similar_names, reason = "a shelf is not self")]
 
 use std::collections::VecDeque;
 
+use crate::blocks::Blocks;
 use crate::ids::{BlockId, PAGE_ZERO, PageIndex};
 use crate::pool::Pool;
 use crate::steps::Steps;
+use crate::tiers::{Tiers, Value};
 
 /// One page that may belong to a tree block.
 #[derive(Debug, Clone, Copy)]
@@ -277,7 +280,13 @@ impl Side {
 
     /// Evicts `needed` pages into the pool: the first that were left behind, then the first ends, and
     /// what is claimed after all others. The caller has checked that as many are evictable.
-    pub(crate) fn evict(&mut self, needed: u32, pool: &mut Pool, steps: &Steps) {
+    pub(crate) fn evict(
+        &mut self,
+        needed: u32,
+        pool: &mut Pool,
+        steps: &Steps,
+        mut offer: impl FnMut(BlockId, PageIndex, u32),
+    ) {
         debug_assert!(needed <= self.evictable);
         let mut left = needed;
         for (claimed, behind) in [(false, true), (false, false), (true, true), (true, false)] {
@@ -286,6 +295,7 @@ impl Side {
             while left > 0 && page != anchor && self.is_evictable(page, steps) {
                 let entry = self.entries[page.at()];
                 if entry.claimed == claimed {
+                    offer(entry.block, page, self.offered(&entry));
                     self.remove(page, steps);
                     pool.give_back_free(std::iter::once(page));
                     left -= 1;
@@ -294,6 +304,15 @@ impl Side {
             }
         }
         assert!(left == 0, "pages are evicted only after they were counted");
+    }
+
+    /// Tokens of its block that a page stands for: all of it in a window.
+    fn offered(&self, entry: &Entry) -> u32 {
+        if self.snapshots {
+            entry.covered
+        } else {
+            u32::MAX
+        }
     }
 
     /// Pages in a queue, in order.
@@ -411,11 +430,23 @@ impl Sides {
     /// Takes the side pages of blocks that leave the tree by eviction. Their own fence decides: a
     /// snapshot may have been left on a block that nobody stood on.
     #[inline]
-    pub(crate) fn evict_blocks(&mut self, blocks: &[BlockId], pools: &mut [Pool], steps: &Steps) {
+    pub(crate) fn evict_blocks(
+        &mut self,
+        blocks: &[BlockId],
+        (records, tiers): (&Blocks, &mut Option<&mut Tiers>),
+        pools: &mut [Pool],
+        steps: &Steps,
+    ) {
         for (place, side) in self.iter_mut() {
             for &block in blocks.iter().rev() {
                 let page = side.page(block);
                 if page != PAGE_ZERO {
+                    if let Some(tiers) = tiers
+                        && side.is_evictable(page, steps)
+                    {
+                        let covered = side.offered(&side.entries[page.at()]);
+                        offer_side(tiers, records, place, (block, page, covered));
+                    }
                     let stamp = side.remove(page, steps);
                     pools[place].give_back_stamped(page, stamp, steps);
                 }
@@ -491,6 +522,22 @@ impl Side {
         } else {
             pool.give_back(pages, steps.stamp(), steps);
         }
+    }
+}
+
+/// Offers the side page of a full block that leaves the device to lower tiers.
+pub(crate) fn offer_side(
+    tiers: &mut Tiers,
+    blocks: &Blocks,
+    place: usize,
+    (block, page, covered): (BlockId, PageIndex, u32),
+) {
+    // A snapshot inside a block could only be found with its tokens.
+    if (covered as usize) < blocks.tokens_per_block() {
+        return;
+    }
+    if let (Some(key), Some(shelf)) = (blocks.tier_key(block), tiers.shelf_of(place)) {
+        tiers.offer(shelf, key, Value::default(), std::iter::once(page));
     }
 }
 

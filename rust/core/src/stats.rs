@@ -68,6 +68,12 @@ counters! {
     prompt_tokens,
     /// Prompt tokens that were found in the tree.
     hit_tokens,
+    /// Blocks loaded from lower tiers for sequences; their tokens are hits from then on.
+    loaded_blocks,
+    /// Prompt tokens that were found on lower tiers and did not arrive.
+    missed_load_tokens,
+    /// Admissions refused because what they would load is on its way for another sequence.
+    refused_loading,
     /// Prompt tokens that could match nothing: private, or reuse is off.
     missed_private_tokens,
     /// Prompt tokens beyond what the tree could give.

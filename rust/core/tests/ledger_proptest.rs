@@ -96,6 +96,8 @@ fn config() -> impl Strategy<Value = LedgerConfig> {
                 let max_seq_len = size * blocks + 2;
                 LedgerConfig {
                     tokens_per_block: size,
+                    host_pages: Vec::new(),
+                    disk_pages: Vec::new(),
                     lifetimes: vec![Lifetime::Full; num_pages.len()],
                     max_step_tokens: 0,
                     num_blocks: None,

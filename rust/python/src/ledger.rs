@@ -19,7 +19,7 @@ use crate::identity;
 use crate::integer::{
     FROM_MINUS_ONE, FROM_ONE, FROM_ZERO, HANDLE, Integer, LEASE, MEDIA, PAGES, SCOPE,
 };
-use crate::{probe, views};
+use crate::{probe, tiers, views};
 
 /// Tokens in one call from which the GIL is released: below that a call takes less than a
 /// millisecond, and releasing costs more than it gives.
@@ -54,12 +54,13 @@ impl PyLedger {
         reuse = true, partial_reuse = true,
         same_stream = false, watermark_blocks = Integer(Ok(0)), policy = "lru", max_leased_blocks = Integer(Ok(0)),
         ttl_ms = Integer(Ok(0)),
+        host_pages = None, disk_pages = None,
         lifetimes = None, max_step_tokens = Integer(Ok(0)), num_blocks = None,
         snapshot_interval = Integer(Ok(0)), events = Integer(Ok(0)), fingerprint = b"".as_slice(),
     ), text_signature = "(*, tokens_per_block, num_pages, max_sequences, max_seq_len, \
         has_draft=False, extra_tokens=0, reserve_tokens=0, lookahead=0, reuse=True, \
         partial_reuse=True, same_stream=False, watermark_blocks=0, policy='lru', \
-        max_leased_blocks=0, ttl_ms=0, lifetimes=None, \
+        max_leased_blocks=0, ttl_ms=0, host_pages=None, disk_pages=None, lifetimes=None, \
         max_step_tokens=0, num_blocks=None, snapshot_interval=0, events=0, fingerprint=b'')")]
     // One keyword per field of the configuration; the booleans are independent switches.
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)]
@@ -80,6 +81,8 @@ impl PyLedger {
         policy: &str,
         max_leased_blocks: Integer,
         ttl_ms: Integer,
+        host_pages: Option<Vec<Integer>>,
+        disk_pages: Option<Vec<Integer>>,
         lifetimes: Option<Vec<LifetimeTuple>>,
         max_step_tokens: Integer,
         num_blocks: Option<Integer>,
@@ -91,6 +94,11 @@ impl PyLedger {
         let lifetimes = match lifetimes {
             None => vec![Lifetime::Full; num_pages.len()],
             Some(given) => given.iter().map(to_lifetime).collect::<PyResult<_>>()?,
+        };
+        let tier = |pages: Option<Vec<Integer>>, argument| {
+            let pages = pages.unwrap_or_default().into_iter();
+            let pages = pages.map(|pages| pages.get(py, argument, FROM_ZERO));
+            pages.collect::<PyResult<Vec<u32>>>()
         };
         let config = LedgerConfig {
             tokens_per_block: tokens_per_block.get(py, "tokens_per_block", FROM_ONE)?,
@@ -110,6 +118,8 @@ impl PyLedger {
             watermark_blocks: watermark_blocks.get(py, "watermark_blocks", FROM_ZERO)?,
             policy: named_policy(py, policy)?,
             ttl_ms: ttl_ms.get(py, "ttl_ms", FROM_ZERO)?,
+            host_pages: tier(host_pages, "host_pages")?,
+            disk_pages: tier(disk_pages, "disk_pages")?,
             max_leased_blocks: max_leased_blocks.get(py, "max_leased_blocks", FROM_ZERO)?,
             lifetimes,
             max_step_tokens: max_step_tokens.get(py, "max_step_tokens", FROM_ZERO)?,
@@ -569,6 +579,87 @@ impl PyLedger {
             .explain_match(tokens.slice(), scope, draft_from);
         let report = converted(py, result.map_err(|error| as_given(error, given)))?;
         probe::explanation(py, &report).map(Bound::into_any)
+    }
+
+    #[pyo3(signature = (out, keys = None))]
+    fn transfers(
+        &self,
+        py: Python<'_>,
+        out: &Bound<'_, PyAny>,
+        keys: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
+        tiers::transfers(py, self, out, keys)
+    }
+
+    fn pending_transfers(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.lock(py)?.pending_transfers())
+    }
+
+    fn complete_transfers(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        ok: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        tiers::complete_transfers(py, self, ids, ok)
+    }
+
+    fn loading(
+        &self,
+        py: Python<'_>,
+        handle: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        tiers::loading(py, self, handle, out)
+    }
+
+    fn offload(&self, py: Python<'_>, blocks: Integer) -> PyResult<u32> {
+        let blocks = blocks.get(py, "blocks", FROM_ZERO)?;
+        Ok(self.lock(py)?.offload(blocks))
+    }
+
+    fn flush(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.lock(py)?.flush())
+    }
+
+    fn restore(
+        &self,
+        py: Python<'_>,
+        tier: &str,
+        class_index: Integer,
+        keys: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        let class_index = class_index.get(py, "class_index", FROM_ZERO)?;
+        tiers::restore(py, self, tier, class_index, keys, pages)
+    }
+
+    fn tier_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        tiers::stats(py, self).map(Bound::into_any)
+    }
+
+    #[pyo3(
+        signature = (tokens, scope = Integer(Ok(0)), draft_from = None),
+        text_signature = "($self, tokens, scope=0, draft_from=None)"
+    )]
+    fn match_tiers(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        scope: Integer,
+        draft_from: Option<Integer>,
+    ) -> PyResult<(u32, u32, u32)> {
+        let scope = scope.get(py, "scope", FROM_MINUS_ONE)?;
+        let draft_from = draft_from
+            .map(|value| value.get(py, "draft_from", FROM_MINUS_ONE))
+            .transpose()?;
+        let tokens = Tokens::new(tokens, &"tokens", 1)?;
+        let result = self
+            .lock(py)?
+            .match_tiers(tokens.slice(), scope, draft_from);
+        let given = |_, position| tokens.original(position);
+        let found = converted(py, result.map_err(|error| as_given(error, given)))?;
+        Ok((found.device, found.host, found.disk))
     }
 
     #[getter]

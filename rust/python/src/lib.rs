@@ -13,6 +13,7 @@ mod integer;
 mod ledger;
 mod probe;
 mod tables;
+mod tiers;
 mod views;
 
 /// The extension module.

@@ -5,6 +5,8 @@ fn config(lifetimes: Vec<Lifetime>) -> LedgerConfig {
     LedgerConfig {
         tokens_per_block: 2,
         num_pages: vec![20; lifetimes.len()],
+        host_pages: Vec::new(),
+        disk_pages: Vec::new(),
         lifetimes,
         max_step_tokens: 0,
         num_blocks: None,

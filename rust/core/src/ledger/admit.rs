@@ -2,6 +2,7 @@
 
 use crate::error::LedgerError;
 use crate::ids::{Handle, NodeId, PAGE_ZERO, Row, Token};
+use crate::ledger::lower::LowerPages;
 use crate::ledger::prepare::Prepared;
 use crate::ledger::sides::{PendingCopy, SidePage};
 use crate::ledger::{Ledger, Move, check_len, check_range};
@@ -16,6 +17,9 @@ pub const REFUSED_FOREVER: i64 = -2;
 pub const REFUSED_NO_ROW: i64 = -3;
 /// Not tried, after a refusal with `stop_at_first`.
 pub const REFUSED_NOT_TRIED: i64 = -4;
+
+/// What it would load from lower tiers is on its way for another sequence.
+pub const REFUSED_LOADING: i64 = -5;
 
 /// The arguments of [`Ledger::admit`], one entry per request.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +54,8 @@ pub(super) struct Demand {
     pub hit: u32,
     /// Blocks of the tree that it uses as they are.
     pub shared: u32,
+    /// Blocks after them that lower tiers have; they are among the new ones.
+    pub cold: u32,
     /// Whether one more block of the tree is copied.
     source: bool,
     /// Prompt tokens that run in this step.
@@ -87,6 +93,7 @@ impl Ledger {
             .collect();
         let prepared = self.prepare(&items)?;
         self.claim_all(&items, &prepared);
+        self.claim_below(prepared.iter().map(|ready| &ready.below), true);
         let evicted = self.evicted();
         let mut admitted = 0;
         let mut stopped = false;
@@ -97,10 +104,12 @@ impl Ledger {
                 continue;
             }
             // An eviction may have taken a claimed block, or the rest of a node whose first blocks are.
+            let again;
             let ready = if self.evicted() == evicted {
-                prepared[at]
+                &prepared[at]
             } else {
-                Prepared::found(self.match_item(item))
+                again = Prepared::found(self.match_item(item));
+                &again
             };
             match self.admit_one(step, item, ready) {
                 Ok((row, tokens)) => {
@@ -120,6 +129,7 @@ impl Ledger {
         }
         self.tree.end_claims();
         self.sides.end_claims();
+        self.claim_below(prepared.iter().map(|ready| &ready.below), false);
         Ok(admitted)
     }
 
@@ -194,7 +204,7 @@ impl Ledger {
         }
         for (item, ready) in items.iter().zip(prepared) {
             let demand = self.demand(item, ready.found, ready.found.usable);
-            let end = demand.hit.div_ceil(self.config.tokens_per_block);
+            let end = demand.hit.div_ceil(self.config.tokens_per_block) - demand.cold;
             self.tree.claim(ready.found.tail, end);
             for side in &demand.side {
                 self.sides.at_mut(side.place).claim(side.page);
@@ -202,9 +212,10 @@ impl Ledger {
         }
     }
 
-    pub(super) fn match_item(&self, item: &Item<'_>) -> Found {
+    /// What the device has of an item, extended by what lower tiers have.
+    pub(super) fn match_item(&self, item: &Item<'_>) -> (Found, LowerPages) {
         if !self.config.reuse || item.scope < 0 {
-            return Found::NOTHING;
+            return (Found::NOTHING, LowerPages::new());
         }
         let mut found = self.tree.find(
             &self.blocks,
@@ -213,7 +224,7 @@ impl Ledger {
             self.draft_need(item.draft_from),
             self.hit_unit(),
         );
-        let most = item.len - 1;
+        let (agreed, most) = (found.usable, item.len - 1);
         if self.has_sides() {
             let unit = self.hit_unit();
             found.longest = self.accepted(found.tail, found.usable, unit);
@@ -222,7 +233,8 @@ impl Ledger {
                 found.usable = self.accepted(found.tail, most, unit);
             }
         }
-        found
+        let below = self.extend_below(item, agreed, &mut found);
+        (found, below)
     }
 
     /// What usable lengths are multiples of.
@@ -250,7 +262,12 @@ impl Ledger {
         let len = item.len;
         let mut hit = usable.min(len - 1);
         hit -= hit % self.hit_unit();
-        let shared = hit / size;
+        let cold = if usable == found.usable {
+            found.cold
+        } else {
+            0
+        };
+        let shared = hit / size - cold;
         let width = item.first.min(len - hit);
         let extra = self.config.extra_tokens;
         Demand {
@@ -261,7 +278,8 @@ impl Ledger {
             width,
             need: (hit + width + extra).div_ceil(size) - shared,
             whole: (len + extra).div_ceil(size) - shared,
-            side: self.side_pages(found, hit),
+            cold,
+            side: self.side_pages(found, hit, cold),
         }
     }
 
@@ -270,10 +288,10 @@ impl Ledger {
         &mut self,
         step: u64,
         item: &Item<'_>,
-        ready: Prepared,
+        ready: &Prepared,
     ) -> Result<(Row, u32), i64> {
         let found = ready.found;
-        match self.decide(item, found) {
+        match self.decide(item, ready) {
             Ok(demand) => {
                 let row = self.admit_act(step, item, ready, &demand);
                 self.count_misses(row, item.len, found, demand.hit);
@@ -283,6 +301,7 @@ impl Ledger {
                 match reason {
                     REFUSED_NO_ROW => self.counters.refused_rows += 1,
                     REFUSED_FOREVER => self.counters.refused_never += 1,
+                    REFUSED_LOADING => self.counters.refused_loading += 1,
                     _ => self.counters.refused_now += 1,
                 }
                 Err(reason)
@@ -291,14 +310,17 @@ impl Ledger {
     }
 
     /// What one request takes, or the reason why it cannot have it. Changes nothing.
-    pub(super) fn decide(&self, item: &Item<'_>, found: Found) -> Result<Demand, i64> {
+    pub(super) fn decide(&self, item: &Item<'_>, ready: &Prepared) -> Result<Demand, i64> {
         if self.free_rows.is_empty() {
             return Err(REFUSED_NO_ROW);
         }
         if self.is_too_large(item.len, item.max_total, self.publishes(item.scope)) {
             return Err(REFUSED_FOREVER);
         }
-        self.fitting_demand(item, found).ok_or(REFUSED_NOW)
+        if self.is_on_its_way(&ready.below) {
+            return Err(REFUSED_LOADING);
+        }
+        self.fitting_demand(item, ready.found).ok_or(REFUSED_NOW)
     }
 
     /// What one request takes, if that is there, with a copy or without.
@@ -308,7 +330,8 @@ impl Ledger {
             return Some(demand);
         }
         // The source of a copy is protected until the step completes; do without the copy.
-        let copies = demand.source || (demand.hit > 0 && !self.classes.states().is_empty());
+        let snapshot = demand.hit > 0 && demand.cold == 0 && !self.classes.states().is_empty();
+        let copies = demand.source || snapshot;
         let retry = copies.then(|| {
             let usable = if self.classes.states().is_empty() {
                 self.accepted(found.tail, demand.hit, self.config.tokens_per_block)
@@ -385,7 +408,7 @@ impl Ledger {
         })
     }
 
-    fn admit_act(&mut self, step: u64, item: &Item<'_>, ready: Prepared, demand: &Demand) -> Row {
+    fn admit_act(&mut self, step: u64, item: &Item<'_>, ready: &Prepared, demand: &Demand) -> Row {
         let row = Row::new(
             self.free_rows
                 .pop()
@@ -395,14 +418,20 @@ impl Ledger {
         let seq = &mut self.sequences[row.at()];
         seq.generation += 1;
         seq.open = true;
-        self.start(row, step, item, ready, demand);
+        self.start(row, step, item, ready, demand, false);
         self.counters.admitted += 1;
         self.counters.prompt_tokens += u64::from(item.len);
-        self.counters.hit_tokens += u64::from(demand.hit);
+        // What is loaded counts when it has arrived.
+        self.counters.hit_tokens += u64::from(self.hit_on_device(demand));
         if demand.hit > 0 && self.config.has_draft && item.draft_from < 0 {
             self.counters.target_only_hits += 1;
         }
         row
+    }
+
+    /// Tokens of a hit that are on the device.
+    pub(super) fn hit_on_device(&self, demand: &Demand) -> u32 {
+        demand.hit - demand.cold * self.config.tokens_per_block
     }
 
     /// Starts the sequence of a row on its first step: what it shares, what it takes, what is copied.
@@ -411,16 +440,18 @@ impl Ledger {
         row: Row,
         step: u64,
         item: &Item<'_>,
-        ready: Prepared,
+        ready: &Prepared,
         demand: &Demand,
+        resumed: bool,
     ) {
+        let hit = self.hit_on_device(demand);
         let seq = &mut self.sequences[row.at()];
         seq.scope = item.scope;
         seq.draft_from = item.draft_from;
         seq.max_total = item.max_total;
         seq.known = item.len;
-        seq.valid[TARGET] = demand.hit;
-        seq.valid[DRAFT] = if item.draft_from >= 0 { demand.hit } else { 0 };
+        seq.valid[TARGET] = hit;
+        seq.valid[DRAFT] = if item.draft_from >= 0 { hit } else { 0 };
         seq.prompt_blocks = demand.shared + demand.whole;
         seq.held = demand.shared;
         seq.published = demand.shared;
@@ -428,8 +459,10 @@ impl Ledger {
         let keeps_tokens = self.config.reuse && item.scope >= 0;
         seq.keeps_tokens = keeps_tokens;
         seq.counts_blocks = keeps_tokens || self.classes.full() > 0;
-        seq.widths.push(step, demand.width);
-        seq.outstanding = demand.width;
+        if demand.cold == 0 {
+            seq.widths.push(step, demand.width);
+            seq.outstanding = demand.width;
+        }
         // What is taken now comes off at once, in `take`.
         self.promised += u64::from(seq.promise());
 
@@ -437,7 +470,9 @@ impl Ledger {
         if keeps_tokens {
             source = self.stand_on(row, step, ready.found, demand);
         }
-        self.stand_on_sides(row, &demand.side, demand.hit);
+        // What is evicted for the new blocks must not take the place of what they are loaded from.
+        self.claim_below(std::iter::once(&ready.below), true);
+        self.stand_on_sides(row, &demand.side, demand.hit, demand.shared);
         let (left, evicted) = (self.blocks.free_count(), self.counters.evicted_blocks);
         self.take_with_own(row, demand.need);
         if !source.is_none() {
@@ -447,6 +482,10 @@ impl Ledger {
             let stored = ready.is_in(demand.shared, left, demand.need)
                 && self.counters.evicted_blocks == evicted;
             self.store_prompt(row, item, stored);
+        }
+        self.claim_below(std::iter::once(&ready.below), false);
+        if demand.cold > 0 {
+            self.start_load(row, demand, &ready.below, resumed);
         }
     }
 
@@ -467,7 +506,7 @@ impl Ledger {
         if demand.source {
             let holder = self.tree.holder(found.tail, demand.shared);
             source = self.split_after(holder, demand.shared + 1);
-        } else if demand.hit > 0 && !self.classes.states().is_empty() {
+        } else if demand.hit > 0 && demand.cold == 0 && !self.classes.states().is_empty() {
             source = node;
         }
         if !source.is_none() {

@@ -246,6 +246,9 @@ impl Ledger {
                 &self.copies,
                 &self.leases,
                 &self.moves,
+                &self.loads,
+                self.newest_load,
+                self.tiers.as_ref().map(|tiers| tiers.state()),
             ),
             self.sequences
                 .iter()
@@ -290,6 +293,16 @@ impl Ledger {
         self.check_sides();
         self.check_identity();
         self.check_keys();
+        if let Some(tiers) = &self.tiers {
+            tiers.validate();
+        }
+        for row in self.open_rows() {
+            let seq = &self.sequences[row.at()];
+            let load = self.loads.get(&seq.loading);
+            assert_eq!(load.is_some(), seq.loading > 0, "a load has its sequence");
+            let none = seq.outstanding == 0 && !seq.suspended;
+            assert!(load.is_none_or(|load| load.is_of(row) && none));
+        }
     }
 
     fn check_pages(&self, dump: &Dump) {
@@ -347,6 +360,13 @@ impl Ledger {
             let own = seq.pages[class][shared..].iter();
             for &page in own.filter(|&&page| page != 0) {
                 owners.entry(page).or_default().push(seq.handle);
+            }
+        }
+        for (&load, found) in &self.loads {
+            let orphans = found.orphans().iter();
+            for &(_, page) in orphans.filter(|&&(place, _)| place == self.classes.place(class)) {
+                let nobody = i64::try_from(load).expect("few loads");
+                owners.entry(page.get()).or_default().push(-nobody);
             }
         }
         let beyond = owners.values().map(|handles| handles.len() as u64 - 1);

@@ -15,6 +15,10 @@ pub struct LedgerConfig {
     pub tokens_per_block: u32,
     /// Pages per class, the reserved page 0 included.
     pub num_pages: Vec<u32>,
+    /// Pages per class on the host; empty: no such tier.
+    pub host_pages: Vec<u32>,
+    /// The same on disk.
+    pub disk_pages: Vec<u32>,
     /// How long each class keeps a token, resolved by the plan ([`Lifetime::resolved`]).
     pub lifetimes: Vec<Lifetime>,
     /// Most tokens that a sequence runs in one step, which bounds what admission counts for a window; 0:
@@ -134,6 +138,7 @@ impl LedgerConfig {
             )?;
         }
         self.check_classes()?;
+        self.check_tiers()?;
         let row_tokens = u64::from(self.max_seq_len)
             + u64::from(self.extra_tokens)
             + u64::from(self.reserve_tokens)
@@ -158,6 +163,57 @@ impl LedgerConfig {
                 value: self.lookahead.into(),
                 supported: "0 without a draft: only draft KV depends on later tokens",
             });
+        }
+        Ok(())
+    }
+
+    /// Whether there is a tier below the device.
+    pub(crate) fn has_tiers(&self) -> bool {
+        !(self.host_pages.is_empty() && self.disk_pages.is_empty())
+    }
+
+    /// Checks what belongs to lower tiers.
+    fn check_tiers(&self) -> Result<(), LedgerError> {
+        let refuse = |argument, value: i128, supported| {
+            Err(LedgerError::Config {
+                argument,
+                value,
+                supported,
+            })
+        };
+        for (argument, pages) in [
+            ("host_pages", &self.host_pages),
+            ("disk_pages", &self.disk_pages),
+        ] {
+            if pages.is_empty() {
+                continue;
+            }
+            if pages.len() != self.num_pages.len() {
+                let given = i128::try_from(pages.len()).unwrap_or(i128::MAX);
+                return refuse(
+                    argument,
+                    given,
+                    "as long as num_pages, one per class, or absent",
+                );
+            }
+            if let Some(&large) = pages.iter().find(|&&pages| pages > LIMIT) {
+                return refuse(argument, large.into(), "at most 2147483647");
+            }
+        }
+        if self.has_tiers() && !self.reuse {
+            return refuse(
+                "host_pages",
+                0,
+                "absent, as disk_pages, in a ledger without reuse",
+            );
+        }
+        let full = self.lifetimes.contains(&Lifetime::Full);
+        if self.has_tiers() && !full {
+            return refuse(
+                "host_pages",
+                0,
+                "absent, as disk_pages, in a ledger without a class of full attention",
+            );
         }
         Ok(())
     }

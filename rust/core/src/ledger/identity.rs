@@ -130,6 +130,7 @@ impl Ledger {
             blocks: &mut self.blocks,
             pools: &mut self.pools,
             sides: &mut self.sides,
+            tiers: None,
         };
         self.tree.drop_scope(scope, &mut store, &self.steps);
     }

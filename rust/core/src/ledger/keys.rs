@@ -120,10 +120,16 @@ impl Ledger {
         let node = self.tree.node(id);
         let from = (node.len() - count) as usize;
         self.blocks.keys.forget(&node.blocks()[from..]);
-        if node.partial.is_some() || self.blocks.log.is_none() {
+        if self.blocks.tier_keys.are_kept() {
+            self.blocks.tier_keys.forget(&node.blocks()[from..]);
+        }
+        if node.partial.is_some() || (self.blocks.log.is_none() && self.tiers.is_none()) {
             return;
         }
         self.compute_keys(id);
+        if self.tiers.is_some() {
+            self.compute_tier_keys(id, from);
+        }
         if let Some(mut log) = self.blocks.log.take() {
             let runs = self.runs(id, from, |key| log.enter(key));
             log.stored(runs);
@@ -179,6 +185,31 @@ impl Ledger {
         }
     }
 
+    /// Computes the keys on lower tiers of the blocks of a node from `from` on, whose keys are known.
+    fn compute_tier_keys(&mut self, id: NodeId, from: usize) {
+        let node = self.tree.node(id);
+        let size = self.blocks.tokens_per_block();
+        for (at, &block) in node.blocks().iter().enumerate().skip(from) {
+            let next = node.copy_text(&self.blocks, (at + 1) * size, self.tree.lookahead);
+            let key = self.tier_key_of(&self.known_key(block), node.draft_valid, &next);
+            self.blocks.tier_keys.set(block, key);
+        }
+    }
+
+    /// The key on lower tiers of a block with this key and these D next tokens.
+    pub(super) fn tier_key_of(
+        &self,
+        key: &BlockKey,
+        draft_valid: bool,
+        next: &[Token],
+    ) -> BlockKey {
+        if self.config.has_draft {
+            key::tier_key(key, draft_valid, next, |token| self.media_of(token))
+        } else {
+            *key
+        }
+    }
+
     /// The key before block `at` of a node.
     fn key_before(&self, id: NodeId, at: usize) -> BlockKey {
         self.block_before(id, at).map_or_else(
@@ -196,16 +227,16 @@ impl Ledger {
         }
     }
 
-    fn known_key(&self, block: BlockId) -> BlockKey {
+    pub(super) fn known_key(&self, block: BlockId) -> BlockKey {
         self.blocks.keys.get(block).expect("it was computed")
     }
 
-    fn root_key(&self, scope: i32) -> BlockKey {
+    pub(super) fn root_key(&self, scope: i32) -> BlockKey {
         let size = self.config.tokens_per_block;
         key::root_key(&self.identity.fingerprint, size, self.scope_of(scope))
     }
 
-    fn key_after(&self, parent: &BlockKey, tokens: &[Token]) -> BlockKey {
+    pub(super) fn key_after(&self, parent: &BlockKey, tokens: &[Token]) -> BlockKey {
         key::block_key(parent, tokens, |token| self.media_of(token))
     }
 

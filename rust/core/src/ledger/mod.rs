@@ -20,6 +20,8 @@
 //! | `sides.rs` | windows and states: what a hit needs, pins, pruning |
 //! | `snapshot.rs` | states that become reusable |
 //! | `identity.rs` | scopes and media |
+//! | `lower.rs` | what lower tiers add to a match; sequences whose pages are on their way |
+//! | `transfers.rs` | transfers out, completions in |
 //! | `probe.rs` | what a scheduler asks first: what would fit, why a match ended |
 //! | `victims.rs` | what preempting sequences would give |
 //! | `keys.rs` | keys of blocks, and events |
@@ -38,6 +40,7 @@ mod grow;
 mod identity;
 mod keys;
 mod lease;
+mod lower;
 mod prepare;
 mod probe;
 mod publish;
@@ -50,12 +53,15 @@ mod sides;
 mod snapshot;
 mod suspend;
 mod tables;
+mod transfers;
 mod victims;
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
-pub use admit::{AdmitBatch, REFUSED_FOREVER, REFUSED_NO_ROW, REFUSED_NOT_TRIED, REFUSED_NOW};
+pub use admit::{
+    AdmitBatch, REFUSED_FOREVER, REFUSED_LOADING, REFUSED_NO_ROW, REFUSED_NOT_TRIED, REFUSED_NOW,
+};
 pub use advance::{AdvanceBatch, Rows};
 pub use check::{Dump, NodeDump, SequenceDump};
 pub use config::LedgerConfig;
@@ -66,12 +72,14 @@ pub use read::Move;
 pub(crate) use retain::Hint;
 pub use retain::{PRIORITY_MAX, RetainBatch};
 pub use tables::Csr;
+pub use transfers::TierMatch;
 
 use crate::blocks::Blocks;
 use crate::classes::Classes;
 use crate::error::LedgerError;
 use crate::ids::{Handle, Row};
 use crate::ledger::identity::Identity;
+use crate::ledger::lower::Load;
 use crate::ledger::sides::{PendingCopy, WindowRow};
 use crate::pool::Pool;
 use crate::prefix::{Store, Tree};
@@ -80,6 +88,7 @@ use crate::side::{Side, Sides};
 use crate::stats::Counters;
 use crate::steps::Steps;
 use crate::table::TableRow;
+use crate::tiers::Tiers;
 
 /// Owns the pages, the sequences and the prefix tree of one rank.
 #[derive(Debug)]
@@ -117,6 +126,11 @@ pub struct Ledger {
     calls: u64,
     counters: Counters,
     identity: Identity,
+    /// The tiers below the device, if there are any.
+    tiers: Option<Box<Tiers>>,
+    /// Sequences whose pages are on their way, by number of the load.
+    loads: BTreeMap<u64, Load>,
+    newest_load: u64,
 }
 
 impl Ledger {
@@ -132,7 +146,7 @@ impl Ledger {
         let (records, rows) = (config.records(), config.max_sequences);
         let sides = (classes.full()..classes.states().end)
             .map(|place| Side::new(pages(place), records, classes.states().contains(&place)));
-        Ok(Self {
+        let mut ledger = Self {
             pools: (0..classes.len())
                 .map(|place| Pool::new(pages(place)))
                 .collect(),
@@ -161,9 +175,14 @@ impl Ledger {
             calls: 0,
             counters: Counters::default(),
             identity: Identity::new(&config.num_pages),
+            tiers: None,
+            loads: BTreeMap::new(),
+            newest_load: 0,
             classes,
             config,
-        })
+        };
+        ledger.build_tiers();
+        Ok(ledger)
     }
 
     /// The configuration it was built with.
@@ -190,6 +209,7 @@ impl Ledger {
             blocks: &mut self.blocks,
             pools: &mut self.pools,
             sides: &mut self.sides,
+            tiers: None,
         };
         let expired = self.tree.expire(now, &mut store, &self.steps);
         self.counters.expired_blocks += u64::from(expired);
@@ -266,8 +286,12 @@ impl Ledger {
     #[inline]
     fn check_handle(&mut self, item: usize, handle: i64) -> Result<Row, LedgerError> {
         let row = self.check_any_handle(item, handle)?;
-        if self.sequences[row.at()].suspended {
+        let seq = &self.sequences[row.at()];
+        if seq.suspended {
             return Err(LedgerError::Suspended { item, handle });
+        }
+        if seq.loading > 0 {
+            return Err(LedgerError::Loading { item, handle });
         }
         Ok(row)
     }

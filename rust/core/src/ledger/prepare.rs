@@ -13,12 +13,15 @@ use crate::error::LedgerError;
 use crate::ids::{Row, TOKEN_LIMIT, Token};
 use crate::ledger::Ledger;
 use crate::ledger::admit::{AdmitBatch, Item};
+use crate::ledger::lower::LowerPages;
 use crate::prefix::Found;
 
 /// What is known of a request before any is decided.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Prepared {
     pub found: Found,
+    /// What lower tiers have of it.
+    pub below: LowerPages,
     /// Which records hold its tokens already.
     staged: Option<Staged>,
 }
@@ -33,16 +36,17 @@ pub(super) struct Staged {
 
 impl Prepared {
     /// A request of which nothing is known but its match.
-    pub(super) fn found(found: Found) -> Self {
+    pub(super) fn found((found, below): (Found, LowerPages)) -> Self {
         Self {
             found,
+            below,
             staged: None,
         }
     }
 
     /// Whether `records` records taken when `left` were free, without an eviction, hold the tokens from
     /// block `from` on. An admission may use less of the match than was counted on here.
-    pub(super) fn is_in(self, from: u32, left: u32, records: u32) -> bool {
+    pub(super) fn is_in(&self, from: u32, left: u32, records: u32) -> bool {
         let staged = Staged {
             from,
             left,
@@ -64,9 +68,9 @@ impl Ledger {
             .iter()
             .enumerate()
             .map(|(at, item)| {
-                let found = self.match_item(item);
+                let (found, below) = self.match_item(item);
                 if !self.publishes(item.scope) {
-                    return Ok(Prepared::found(found));
+                    return Ok(Prepared::found((found, below)));
                 }
                 let demand = self.demand(item, found, found.usable);
                 // Tokens before these are equal to tokens in the tree.
@@ -83,7 +87,11 @@ impl Ledger {
                     records,
                 });
                 left -= records;
-                Ok(Prepared { found, staged })
+                Ok(Prepared {
+                    found,
+                    below,
+                    staged,
+                })
             })
             .collect()
     }

@@ -5,6 +5,7 @@
 use crate::error::LedgerError;
 use crate::ids::{Row, Token};
 use crate::ledger::admit::{AdmitBatch, REFUSED_FOREVER, REFUSED_NO_ROW, REFUSED_NOW};
+use crate::ledger::prepare::Prepared;
 use crate::ledger::{Ledger, check_len, check_range};
 use crate::prefix::Found;
 use crate::side::Side;
@@ -134,7 +135,7 @@ impl Ledger {
         let mut fitting = 0;
         for (at, (answer, hit)) in answer.iter_mut().zip(hit).enumerate() {
             let item = self.item(batch, at);
-            let decided = self.decide(&item, self.match_item(&item));
+            let decided = self.decide(&item, &Prepared::found(self.match_item(&item)));
             fitting += usize::from(decided.is_ok());
             (*answer, *hit) = match decided {
                 Ok(demand) => (0, demand.hit.cast_signed()),

@@ -164,6 +164,7 @@ impl Ledger {
             blocks: &mut self.blocks,
             pools: &mut self.pools,
             sides: &mut self.sides,
+            tiers: None,
         };
         let heir = seq.blocks[0];
         self.tree

@@ -27,7 +27,9 @@ impl Ledger {
     }
 
     fn release_one(&mut self, row: Row, publish: bool) {
-        self.leave(row, publish);
+        // What is being loaded is nothing that could be published.
+        let loads = self.abandon_load(row);
+        self.leave(row, publish && !loads);
         let seq = &mut self.sequences[row.at()];
         self.suspended -= u32::from(seq.suspended);
         seq.suspended = false;

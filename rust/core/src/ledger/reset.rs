@@ -30,6 +30,9 @@ impl Ledger {
             }
         }
         self.give_up_tree();
+        if let Some(tiers) = &mut self.tiers {
+            tiers.clear();
+        }
         self.leases.clear();
         let (tick, growth) = (self.tree.tick, self.tree.growth);
         let policy = self.config.policy.build(self.blocks.records());

@@ -4,7 +4,7 @@ use crate::ids::{PAGE_ZERO, PageIndex, Row, count};
 use crate::ledger::Ledger;
 use crate::pool::Pool;
 use crate::prefix::Store;
-use crate::side::Side;
+use crate::side::{Side, offer_side};
 
 impl Ledger {
     /// Whether pages can be had in every class: the one answer about room.
@@ -55,22 +55,38 @@ impl Ledger {
             blocks.saturating_sub(self.blocks.free_count())
         };
         if missing > 0 {
-            let mut store = Store {
-                blocks: &mut self.blocks,
-                pools: &mut self.pools,
-                sides: &mut self.sides,
-            };
-            self.tree.evict(missing, &mut store, &self.steps);
-            self.counters.evicted_blocks += u64::from(missing);
+            self.evict_blocks(missing);
         }
-        for (place, side) in self.sides.iter_mut() {
-            let pool = &mut self.pools[place];
-            let missing = other(place).saturating_sub(pool.free_count());
+        for place in full..self.classes.states().end {
+            let missing = other(place).saturating_sub(self.pools[place].free_count());
             if missing > 0 {
-                side.evict(missing, pool, &self.steps);
-                self.counters.evicted_side_pages += u64::from(missing);
+                self.evict_sides(place, missing);
             }
         }
+    }
+
+    /// Evicts side pages of a class, of which there are as many, and offers them to lower tiers.
+    pub(super) fn evict_sides(&mut self, place: usize, pages: u32) {
+        let (tiers, blocks) = (&mut self.tiers, &self.blocks);
+        let (side, pool) = (self.sides.at_mut(place), &mut self.pools[place]);
+        side.evict(pages, pool, &self.steps, |block, page, covered| {
+            if let Some(tiers) = tiers {
+                offer_side(tiers, blocks, place, (block, page, covered));
+            }
+        });
+        self.counters.evicted_side_pages += u64::from(pages);
+    }
+
+    /// Evicts blocks, of which there are as many, and offers them to lower tiers.
+    pub(super) fn evict_blocks(&mut self, blocks: u32) {
+        let mut store = Store {
+            blocks: &mut self.blocks,
+            pools: &mut self.pools,
+            sides: &mut self.sides,
+            tiers: self.tiers.as_deref_mut(),
+        };
+        self.tree.evict(blocks, &mut store, &self.steps);
+        self.counters.evicted_blocks += u64::from(blocks);
     }
 
     /// Takes `need` blocks for a row, evicting what is missing. The caller has checked that they fit.

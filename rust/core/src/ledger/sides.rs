@@ -132,13 +132,14 @@ impl Ledger {
 
     /// The side pages that an admission with `hit` tokens pins: of shared blocks in its windows, and of
     /// the block that it copies.
-    pub(super) fn side_pages(&self, found: Found, hit: u32) -> Vec<SidePage> {
+    /// The last `cold` blocks of the hit come from lower tiers.
+    pub(super) fn side_pages(&self, found: Found, hit: u32, cold: u32) -> Vec<SidePage> {
         let mut pages = Vec::new();
         if hit == 0 || !self.has_sides() {
             return pages;
         }
         let size = self.config.tokens_per_block;
-        let (shared, used) = (hit / size, hit.div_ceil(size));
+        let (shared, used) = (hit / size - cold, hit.div_ceil(size) - cold);
         let blocks = self.path_blocks(found.tail, used);
         let mut add = |place: usize, ordinal: u32| {
             let page = self.sides.at(place).page(blocks[ordinal as usize]);
@@ -157,7 +158,7 @@ impl Ledger {
                 add(place, ordinal);
             }
         }
-        for place in self.classes.states() {
+        for place in self.classes.states().filter(|_| cold == 0) {
             add(place, used - 1);
         }
         pages
@@ -173,9 +174,8 @@ impl Ledger {
         )
     }
 
-    /// Pins the side pages of a hit, and puts those of shared blocks into the row.
-    pub(super) fn stand_on_sides(&mut self, row: Row, pages: &[SidePage], hit: u32) {
-        let shared = hit / self.config.tokens_per_block;
+    /// Pins the side pages of a hit, and puts those of the first `shared` blocks into the row.
+    pub(super) fn stand_on_sides(&mut self, row: Row, pages: &[SidePage], hit: u32, shared: u32) {
         let (first, full) = (row.at() * self.pools.len(), self.classes.full());
         for (window, rule) in self.classes.windows().iter().enumerate() {
             let row_pages = &mut self.tables[first + full + window].pages;
@@ -236,7 +236,7 @@ impl Ledger {
     }
 
     /// Gives up the pages of a window in columns `from .. to`.
-    fn leave_window(&mut self, row: Row, window: usize, from: u32, to: u32) {
+    pub(super) fn leave_window(&mut self, row: Row, window: usize, from: u32, to: u32) {
         let place = self.classes.full() + window;
         let published = self.sequences[row.at()].published;
         let stamp = self.steps.stamp();
@@ -357,6 +357,6 @@ impl Ledger {
 }
 
 /// A number of blocks as the ledger counts them, cut at `most`.
-fn at_most(blocks: u64, most: u32) -> u32 {
+pub(super) fn at_most(blocks: u64, most: u32) -> u32 {
     u32::try_from(blocks).map_or(most, |blocks| blocks.min(most))
 }

@@ -45,14 +45,13 @@ impl Ledger {
         if stays || self.is_awaited(place, state) {
             return;
         }
-        let pool = &mut self.pools[place];
-        if pool.free_count() == 0 {
+        if self.pools[place].free_count() == 0 {
             if pages.evictable() == 0 {
                 return;
             }
-            self.sides.at_mut(place).evict(1, pool, &self.steps);
-            self.counters.evicted_side_pages += 1;
+            self.evict_sides(place, 1);
         }
+        let pool = &mut self.pools[place];
         let mut taken = Vec::with_capacity(1);
         pool.take(1, &mut taken);
         let page: PageIndex = taken[0];

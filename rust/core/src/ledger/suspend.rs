@@ -28,7 +28,7 @@ impl Ledger {
         Ok(())
     }
 
-    fn suspend_one(&mut self, row: Row, publish: bool) {
+    pub(super) fn suspend_one(&mut self, row: Row, publish: bool) {
         let tokens = self.known_tokens(row);
         let known = self.sequences[row.at()].known;
         self.leave(row, publish);
@@ -99,33 +99,47 @@ impl Ledger {
             .map(|item| Prepared::found(self.match_item(item)))
             .collect();
         self.claim_all(&items, &prepared);
+        self.claim_below(prepared.iter().map(|ready| &ready.below), true);
         let evicted = self.evicted();
         let mut resumed = 0;
         for (at, item) in items.iter().enumerate() {
+            let again;
             let ready = if self.evicted() == evicted {
-                prepared[at]
+                &prepared[at]
             } else {
-                Prepared::found(self.match_item(item))
+                again = Prepared::found(self.match_item(item));
+                &again
             };
-            let demand = self.fitting_demand(item, ready.found);
+            let waits = self.is_on_its_way(&ready.below);
+            let demand = if waits {
+                None
+            } else {
+                self.fitting_demand(item, ready.found)
+            };
             (ok[at], hit[at]) = (u8::from(demand.is_some()), 0);
             let Some(demand) = demand else {
-                self.counters.refused_resumes += 1;
+                let counter = if waits {
+                    &mut self.counters.refused_loading
+                } else {
+                    &mut self.counters.refused_resumes
+                };
+                *counter += 1;
                 self.sequences[rows[at].at()].pending.clone_from(&texts[at]);
                 continue;
             };
             let seq = &mut self.sequences[rows[at].at()];
             seq.suspended = false;
             self.suspended -= 1;
-            self.start(rows[at], step, item, ready, &demand);
+            self.start(rows[at], step, item, ready, &demand, true);
             hit[at] = demand.hit.cast_signed();
             resumed += 1;
             self.counters.resumed += 1;
             self.counters.resumed_tokens += u64::from(item.len);
-            self.counters.resumed_hit_tokens += u64::from(demand.hit);
+            self.counters.resumed_hit_tokens += u64::from(self.hit_on_device(&demand));
         }
         self.tree.end_claims();
         self.sides.end_claims();
+        self.claim_below(prepared.iter().map(|ready| &ready.below), false);
         Ok(resumed)
     }
 

@@ -6,6 +6,7 @@ use crate::ids::{NodeId, Token};
 use crate::prefix::leaves::Leaf;
 use crate::prefix::{Store, Tree};
 use crate::steps::Steps;
+use crate::tiers::{BLOCKS_SHELF, Value};
 
 /// (queue, leaf) of those whose fence has passed; (stamp, node) of the others.
 pub(crate) type AllLeaves = (Vec<(usize, Leaf)>, Vec<(u64, NodeId)>);
@@ -130,8 +131,10 @@ impl Tree {
         let place = (kept == 0).then(|| self.place_of(node.parent, id, store.blocks));
         let from = kept as usize * store.blocks.tokens_per_block();
         let tip = node.copy_text(store.blocks, from, lookahead);
-        let leaving = &node.blocks()[kept as usize..];
-        store.sides.evict_blocks(leaving, store.pools, steps);
+        self.offer(id, kept, store);
+        let leaving = &self.node(id).blocks()[kept as usize..];
+        let below = (&*store.blocks, &mut store.tiers);
+        store.sides.evict_blocks(leaving, below, store.pools, steps);
         self.give_back_tail(id, kept, None, store);
         let node = self.node_mut(id);
         if let Some(place) = place {
@@ -143,6 +146,32 @@ impl Tree {
         if node.claimed >= kept && node.claimed > 0 {
             node.claimed = kept;
             self.leaves.claim(queue, leaf);
+        }
+    }
+
+    /// Offers the blocks of a node from `kept` on to lower tiers, the last one first.
+    fn offer(&self, id: NodeId, kept: u32, store: &mut Store<'_>) {
+        let node = self.node(id);
+        let Some(tiers) = &mut store.tiers else {
+            return;
+        };
+        if node.partial.is_some() {
+            return;
+        }
+        let value = Value {
+            priority: node.retention.priority,
+            rank: node.usage.rank,
+            last_use: node.last_use,
+            offer: 0,
+        };
+        let leaving = node
+            .blocks()
+            .iter()
+            .zip(node.pages(self.classes).chunks_exact(self.classes));
+        for (&block, pages) in leaving.skip(kept as usize).rev() {
+            let key = store.blocks.tier_key(block);
+            let key = key.expect("computed when it entered");
+            tiers.offer(BLOCKS_SHELF, key, value, pages.iter().copied());
         }
     }
 

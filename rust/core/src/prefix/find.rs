@@ -14,6 +14,8 @@ pub(crate) struct Found {
     pub usable: u32,
     /// Tokens that could be used if none had to run.
     pub longest: u32,
+    /// The last of the usable ones that lower tiers have, in blocks.
+    pub cold: u32,
     /// The node where the agreement ends, or [`NodeId::NONE`] if the scope has no root. Any block of
     /// the path is in this node or above it, also after nodes on the path were split.
     pub tail: NodeId,
@@ -24,6 +26,7 @@ impl Found {
     pub(crate) const NOTHING: Self = Self {
         usable: 0,
         longest: 0,
+        cold: 0,
         tail: NodeId::NONE,
     };
 }
@@ -75,6 +78,7 @@ impl Tree {
                 best = Found {
                     usable,
                     longest: usable,
+                    cold: 0,
                     tail: node,
                 };
             }

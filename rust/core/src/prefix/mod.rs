@@ -53,6 +53,7 @@ use crate::prefix::leaves::Leaves;
 use crate::prefix::policy::Policy;
 use crate::side::Sides;
 use crate::slab::Slab;
+use crate::tiers::Tiers;
 
 /// What blocks that leave the tree give back to: their records and their pages.
 pub(crate) struct Store<'a> {
@@ -60,6 +61,8 @@ pub(crate) struct Store<'a> {
     /// Of all classes, by place.
     pub pools: &'a mut [Pool],
     pub sides: &'a mut Sides,
+    /// Where full blocks are offered that are evicted by need; `None` for those that go for another reason.
+    pub tiers: Option<&'a mut Tiers>,
 }
 
 /// The tree of all scopes.
