@@ -14,6 +14,8 @@ __all__ = [
     "DEBUG_BUILD",
     "Ledger",
     "__version__",
+    "checksum",
+    "copy_pages",
     "cost_tokens",
     "csr",
     "group_cost",
@@ -558,4 +560,33 @@ def token_rows(
     """Write the slots of each sequence's first `kv_len[i]` tokens into `dst`, `[n, width]`.
 
     The rest of a row becomes `pad`, 0 or -1.
+    """
+
+def copy_pages(
+    source: _U8,
+    destination: _U8,
+    source_pages: _I64,
+    destination_pages: _I64,
+    pieces: _I64,
+) -> None:
+    """Copy pages from one buffer in host memory to another, in the order given.
+
+    `source` u8[bytes] and `destination` u8[bytes] share no memory; page `source_pages[i]` i64[k]
+    goes to `destination_pages[i]` i64[k]. A page is copied piece by piece, `pieces` i64[n,5]: its
+    bytes, where it starts in page 0 of the source and its distance from page to page there, and
+    both in the destination. The GIL is released while it copies.
+
+    Raises:
+        LedgerError: an argument of another form, or a piece of a page would not lie in its buffer;
+            nothing was copied.
+    """
+
+def checksum(*buffers: _U8 | bytes | memoryview) -> bytes:
+    """BLAKE3 of the buffers' bytes, one after the other, as 32 bytes.
+
+    Each is u8[bytes] or holds bytes (`bytes`, `memoryview`, `mmap`). The GIL is released meanwhile,
+    so they must not be written to.
+
+    Raises:
+        LedgerError: a buffer of another form.
     """

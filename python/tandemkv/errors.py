@@ -281,3 +281,15 @@ class StepError(TandemkvError, ValueError):
 
 class PoolError(TandemkvError, ValueError):
     """A pool cannot be built or read as asked: the message names the numbers."""
+
+
+class TierError(TandemkvError, ValueError):
+    """A tier below the device cannot be had, or a transfer is malformed: nothing was done.
+
+    Attributes:
+        tier: `host` or `disk`; empty where several are meant.
+    """
+
+    def __init__(self, message: str, *, tier: str = "") -> None:
+        super().__init__(message)
+        self.tier = tier

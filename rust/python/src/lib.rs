@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 mod arguments;
 mod budget;
 mod buffers;
+mod copies;
 mod cost;
 mod errors;
 mod events;
@@ -22,6 +23,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("DEBUG_BUILD", cfg!(debug_assertions))?;
     budget::register(module)?;
+    copies::register(module)?;
     cost::register(module)?;
     module.add_class::<ledger::PyLedger>()?;
     tables::register(module)?;

@@ -1,0 +1,50 @@
+"""The movers of pages between device, host and disk. The ledger decides, an executor copies.
+
+    pages = tier_pages(plan)                     # what the ledger is built with
+    executor = build_executor(pools, num_classes, host_pages=pages.host)
+    executor.submit(TransferPlan(rows, keys), stream)   # what `Ledger.transfers` handed out
+    ids, ok = executor.poll()                    # for `Ledger.complete_transfers`
+    executor.close()
+
+* `TransferPlan(rows, keys)`: int64 `[k, 6]` and uint8 `[k, 32]` as the ledger writes them.
+* `tier_pages(plan)`: pages of each class on host and disk, the same on every rank.
+* `build_executor(pools, num_classes, ...)`: host memory and an executor for the pools of one rank,
+  the target's before the draft's. Pools without memory get a `BookkeepingExecutor`.
+* `Executor`: `submit(plan, stream=None)`, `poll(wait=False)`, `close()`.
+
+What moves is whole pages of a class, both roles together. Copies between device and host, and reads
+of the device for the disk, take effect in the order of the rows: before `submit` returns where the
+pools are in CPU memory, on the caller's stream on a GPU. Everything else is asynchronous. A
+transfer that fails, for whatever reason, is reported as such; its destination holds anything.
+"""
+
+from __future__ import annotations
+
+from tandemkv.tiers.bookkeeping import BookkeepingExecutor
+from tandemkv.tiers.build import TierPages, build_executor, tier_pages
+from tandemkv.tiers.executor import TierExecutor
+from tandemkv.tiers.host import HostTier
+from tandemkv.tiers.limits import HostLimits, check_host_memory, host_limits
+from tandemkv.tiers.pages import DeviceGroup, device_group
+from tandemkv.tiers.protocols import Executor, PageStore
+from tandemkv.tiers.transfers import DEVICE, DISK, HOST, TransferPlan
+
+__all__ = [
+    "DEVICE",
+    "DISK",
+    "HOST",
+    "BookkeepingExecutor",
+    "DeviceGroup",
+    "Executor",
+    "HostLimits",
+    "HostTier",
+    "PageStore",
+    "TierExecutor",
+    "TierPages",
+    "TransferPlan",
+    "build_executor",
+    "check_host_memory",
+    "device_group",
+    "host_limits",
+    "tier_pages",
+]
