@@ -332,8 +332,10 @@ impl Ledger {
         for &(place, page) in &load.orphans {
             self.pools[place].share(&[page]);
         }
-        let tokens = u64::from((load.end - load.from) * self.config.tokens_per_block);
-        self.counters.missed_load_tokens += tokens;
+        if !load.resumed {
+            let tokens = (load.end - load.from) * self.config.tokens_per_block;
+            self.counters.missed_load_tokens += u64::from(tokens);
+        }
         true
     }
 
@@ -366,10 +368,10 @@ impl Ledger {
         let arrived = if suspends { 0 } else { load.failed - load.from };
         let (hits, all) = (arrived * size, (load.end - load.from) * size);
         self.counters.loaded_blocks += u64::from(arrived);
-        self.counters.missed_load_tokens += u64::from(all - hits);
         if load.resumed {
             self.counters.resumed_hit_tokens += u64::from(hits);
         } else {
+            self.counters.missed_load_tokens += u64::from(all - hits);
             self.counters.hit_tokens += u64::from(hits);
         }
         if suspends {
