@@ -53,6 +53,30 @@ class Device:
                 copy = {at: text for at, text in held.items() if at < count}
                 self.attention[cls, role, destination] = copy
 
+    def run_token_moves(self, moves: list[tuple[int, int, int, int, int]]) -> None:
+        """Bring the accepted nodes of the target's draft tree together, one after the other."""
+        for cls, source, offset, destination, place in moves:
+            text = self.attention[cls, 0, source][offset]
+            self.attention.setdefault((cls, 0, destination), {})[place] = text
+
+    def write_draft(self, rows: list[list[int]], request: Running, start: int, end: int) -> None:
+        """Write the draft's KV in line, as a draft does that runs over accepted tokens."""
+        tpb, lookahead = self.s.config.tokens_per_block, self.s.config.lookahead
+        for cls, row in enumerate(rows):
+            if self.rule(cls)[0] != CROSS:
+                for position in range(start, end):
+                    page = self.attention.setdefault((cls, 1, row[position // tpb]), {})
+                    page[position % tpb] = tuple(request.text[: position + 1 + lookahead])
+
+    def write_nodes(self, rows: list[list[int]], start: int, texts: list[Text]) -> None:
+        """Write the target's KV of a draft tree: each node knows its own branch only."""
+        tpb = self.s.config.tokens_per_block
+        for cls, row in enumerate(rows):
+            if self.rule(cls)[0] != CROSS:
+                for position, text in enumerate(texts, start):
+                    page = self.attention.setdefault((cls, 0, row[position // tpb]), {})
+                    page[position % tpb] = text
+
     def rule(self, cls: int) -> tuple[str, int, int]:
         rules = self.s.config.lifetimes
         return (FULL, 0, 0) if rules is None else rules[cls]
@@ -87,7 +111,8 @@ class Device:
                 assert row[at // tpb], f"class {cls} reads position {at} at {position}: no page"
                 if at < run.start:
                     held = self.attention[cls, role, row[at // tpb]][at % tpb]
-                    assert len(held) > at, f"class {cls} reads junk"
+                    is_whole = len(held) == at + 1 if role == 0 else len(held) > at
+                    assert is_whole, f"class {cls} reads junk"
                     assert held == tuple(text[: len(held)]), f"class {cls} reads another text"
 
     def rows(self, handle: int) -> list[list[int]]:
@@ -117,6 +142,9 @@ class Engine:
 
     def __init__(self, s: Scenario, rng: random.Random) -> None:
         self.s, self.rng, self.device = s, rng, Device(s)
+        rules = s.config.lifetimes or ()
+        self.draws_trees = not any(name == STATE for name, _, _ in rules)
+        self.num_moved = 0
         self.running: dict[int, Running] = {}
         self.texts: list[list[int]] = []
         self.unfinished: list[int] = []
@@ -180,6 +208,9 @@ class Engine:
         request, rng = self.running[handle], self.rng
         starts, rows = self.s.sequence(handle)["valid"], self.device.rows(handle)
         end, known = starts[0] + width, len(request.text)
+        if starts[0] == known - 1 and self.draws_trees and rng.random() < 0.7:
+            self._run_tree(step, handle, width)
+            return
         guesses = [rng.randrange(2) for _ in range(max(end - known, 0))]
         self.device.read(handle, request, [*request.text, *guesses], starts, end)
         new: list[int] = []
@@ -189,6 +220,35 @@ class Engine:
             request.text += new
         self.s.advance(step, handle, *new)
         self.device.write(rows, request, starts, self.s.sequence(handle)["history"], end)
+
+    def _run_tree(self, step: int, handle: int, width: int) -> None:
+        """Run a draft tree and keep one of its branches; the draft runs over what is kept again."""
+        request, rng, s = self.running[handle], self.rng, self.s
+        starts, rows = s.sequence(handle)["valid"], self.device.rows(handle)
+        known = len(request.text)
+        parents = [0, *(rng.randrange(node) for node in range(1, width))]
+        texts = [tuple(request.text)]
+        texts += [() for _ in range(1, width)]
+        for node in range(1, width):
+            texts[node] = (*texts[parents[node]], rng.randrange(2))
+        path, node = [0], 0
+        while (children := [at for at in range(node + 1, width) if parents[at] == node]) and (
+            rng.random() < 0.8
+        ):
+            node = rng.choice(children)
+            path.append(node)
+        path = path[: request.max_total - known]
+        new = [*(texts[node][-1] for node in path[1:]), rng.randrange(2)]
+        end = starts[0] + width
+        self.device.read(handle, request, [*request.text, *([0] * width)], starts, end)
+        self.device.write_nodes(rows, starts[0], texts)
+        request.text += new
+        moves = s.ledger.path_moves(step, [(handle, tuple(path))], 0)
+        self.num_moved += len(moves)
+        s.advance(step, handle, *new)
+        self.device.run_token_moves(moves)
+        if request.draft:
+            self.device.write_draft(rows, request, starts[1], s.sequence(handle)["history"])
 
 
 @pytest.mark.parametrize("kind", configs.CLASS_KINDS)
@@ -222,4 +282,5 @@ def test_steps_read_what_their_tokens_left(engine: str, kind: str, seed: int) ->
     stats = s.stats()
     assert stats["hit_tokens"] > 0
     assert stats["rewound_tokens"] > 0
+    assert (device.num_moved > 0) == device.draws_trees
     assert stats["evicted_blocks"] > 0

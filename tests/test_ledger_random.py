@@ -41,6 +41,7 @@ EXPECTED_OUTCOMES = {
     *(f"missed {reason}" for reason in ("reuse_off", "private", "lookahead", "draft", "scope")),
     *(f"missed {reason}" for reason in ("tokens", "end_of_cached_text", "partial")),
     "missed first_token_must_run",
+    *("path_moves", "path_moves error", "path moved"),
 }
 EXPECTED_COUNTERS = {
     *("evicted_side_pages", "snapshots"),

@@ -61,6 +61,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pair.apply(*operations.advance(self.pair, pick_from(data)))
 
     @rule(data=DATA)
+    def path_moves(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.path_moves(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
     def release(self, data: st.DataObject) -> None:
         self.pair.apply(*operations.release(self.pair, pick_from(data)))
 

@@ -21,6 +21,7 @@ __all__ = [
     "group_cost",
     "layer_bytes_per_token",
     "layer_state_bytes",
+    "path_moves",
     "resolve_lifetime",
     "slot_mapping",
     "spans",
@@ -589,4 +590,23 @@ def checksum(*buffers: _U8 | bytes | memoryview) -> bytes:
 
     Raises:
         LedgerError: a buffer of another form.
+    """
+
+def path_moves(
+    ledger: Ledger,
+    step: int,
+    handle: _I64,
+    path: _I32,
+    count: _I32,
+    out: _I32,
+    role: int = 0,
+) -> int:
+    """Write the token copies that bring kept nodes of draft trees together; return how many.
+
+    `path` is `[n, m]`, of which the first `count[i]` entries of row i are read, or
+    `[sum(count)]`: the nodes kept, ascending, node 0 first; none where nothing moves. `out` is
+    `[k, 5]`: class, source page, source offset, destination page, destination offset. It is asked
+    before the `advance` of the step, and the rows are run before anything that is planned after
+    it, as if one after the other, in the pools of that role (0 target, 1 draft). See "Draft
+    trees" in docs/ledger.md.
     """

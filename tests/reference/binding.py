@@ -118,6 +118,21 @@ class CoreLedger:
         handles, widths = _i64([h for h, _ in items]), _i32([w for _, w in items])
         return self.core.grow(step, handles, widths, ok, stop_at_first), ok.tolist()
 
+    def path_moves(
+        self, step: int, items: list[tuple[int, tuple[int, ...]]], role: int
+    ) -> list[tuple[int, int, int, int, int]]:
+        counts = [len(nodes) for _, nodes in items]
+        if self.flat:
+            path = _i32([node for _, nodes in items for node in nodes])
+        else:
+            path = np.full((len(items), max(counts, default=0)), -9, np.int32)
+            for row, (_, nodes) in zip(path, items, strict=True):
+                row[: len(nodes)] = nodes
+        out = np.full((sum(counts) * self.num_classes, 5), -7, np.int32)
+        handles = _i64([handle for handle, _ in items])
+        written = _core.path_moves(self.core, step, handles, path, _i32(counts), out, role)
+        return [tuple(row) for row in out[:written].tolist()]
+
     def advance(
         self,
         step: int,

@@ -32,6 +32,7 @@ READ_ONLY = {
     "reclaimable",
     "victims",
     "explain_match",
+    "path_moves",
 }
 
 
@@ -103,6 +104,11 @@ class Comparison:
             answer = getattr(self.core, name)(*args)
             if name == "moves":
                 expected = self._expected_moves(answer)
+            elif name == "path_moves":
+                expected = [
+                    (cls, self.pages[cls][source], at, self.pages[cls][destination], to)
+                    for cls, source, at, destination, to in expected
+                ]
             assert answer == expected, f"{name}: core {answer}, reference {expected}"
         if error is not None or name in READ_ONLY or self._all_refused(name, expected):
             self._check_unchanged(before, name)
@@ -168,6 +174,8 @@ class Comparison:
             self.outcomes[f"victims {min(answer[0], 2)}"] += 1
         if name == "explain_match" and answer is not None:
             self.outcomes.update(f"missed {miss['reason']}" for miss in answer["missed"])
+        if name == "path_moves" and answer is not None:
+            self.outcomes["path moved"] += bool(answer)
         if name == "resume" and answer is not None:
             self.outcomes["resume refused"] += answer[1].count(0)
         if name == "moves" and answer:

@@ -330,6 +330,27 @@ def advance(pair: Comparison, pick: Pick) -> Operation:
     return ("advance", step, _repeat_one(pick, items), ends if give_ends and items else None)
 
 
+def path_moves(pair: Comparison, pick: Pick) -> Operation:
+    """Keep some nodes of what the oldest steps run; now and then a path that is none."""
+    by_step = _oldest_steps(pair)
+    if not by_step:
+        return grow(pair, pick)
+    step = sorted(by_step)[pick(0, len(by_step) - 1)]
+    items = []
+    for seq in _some(pick, by_step[step]):
+        width = seq.outstanding[0][1]
+        nodes = [0, *(node for node in range(1, width) if pick(0, 1) == 0)]
+        if len(seq.outstanding) > 1 and pick(0, 3) < 3:
+            nodes = []
+        if pick(0, 29) == 29:
+            nodes = [[], [1], [0, width], [0, 0], [0, 2, 1], list(range(width + 1))][pick(0, 5)]
+        items.append((_handle(pair, pick, seq.handle), tuple(nodes)))
+    if pick(0, 39) == 39:
+        step = pick(0, pair.model.newest + 1)
+    role = pick(0, int(pair.config.has_draft)) if pick(0, 39) < 39 else 2
+    return ("path_moves", step, _repeat_one(pick, items), role)
+
+
 def _ends(pair: Comparison, pick: Pick, seq: Sequence, highest: int) -> list[int]:
     """Choose a valid end per role: the highest, one that lags, or one just out of range."""
     ends = [0, 0]
@@ -467,6 +488,7 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     unpin: 5,
     grow: 20,
     advance: 30,
+    path_moves: 5,
     release: 14,
     suspend: 4,
     resume: 6,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from reference.state import MAX_TOKEN, Copy, Sequence, cdiv, require
@@ -110,6 +111,39 @@ class Running:
                 require(seq.valid[role] <= end <= min(known + count, run), "valid")
             else:
                 require(end == 0, "valid of a role that is not used")
+
+    def path_moves(
+        self: ReferenceLedger, step: int, items: list[tuple[int, tuple[int, ...]]], role: int
+    ) -> list[tuple[int, int, int, int, int]]:
+        """Items are (handle, nodes). Return the token copies, as if each slot were looked up."""
+        require(1 <= step <= self.newest, "step was never begun")
+        require(role == 0 or (role == 1 and self.config.has_draft), "role")
+        sequences = self._look_up([handle for handle, _ in items])
+        moves = []
+        for seq, (_, nodes) in zip(sequences, items, strict=True):
+            require([at for at, _ in seq.outstanding][:1] == [step], "no width for the step")
+            if not nodes:
+                continue
+            require(role in seq.used_roles, "the sequence has no draft")
+            require(len(seq.outstanding) == 1, "a later step runs")
+            width = seq.outstanding[0][1]
+            require(nodes[0] == 0, "node 0 is kept")
+            require(all(a < b for a, b in pairwise(nodes)), "not ascending")
+            require(nodes[-1] < width, "more nodes than ran")
+            for cls in sorted([*self.full_classes, *self.windowed_classes]):
+                if cls == self.record_class:
+                    continue
+                slot = self._slots(seq, cls)
+                for kept, node in enumerate(nodes):
+                    if node != kept:
+                        start = seq.valid[role]
+                        moves.append((cls, *slot[start + node], *slot[start + kept]))
+        return moves
+
+    def _slots(self: ReferenceLedger, seq: Sequence, cls: int) -> list[tuple[int, int]]:
+        """Return (page, offset) of each position that a sequence has room for."""
+        tpb = self.config.tokens_per_block
+        return [(page, offset) for page in self.columns(seq, cls) for offset in range(tpb)]
 
     def _advance_one(
         self: ReferenceLedger, seq: Sequence, tokens: list[int], ends: list[int] | None

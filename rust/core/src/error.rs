@@ -177,6 +177,23 @@ pub enum LedgerError {
         /// Tokens known.
         known: i64,
     },
+    /// A node of a draft tree that cannot stand where it does in a path.
+    #[error(
+        "path[{item}] has node {node} at {position}, must be in {min}..={max}: node 0 first, then ascending, \
+         below the width of the step"
+    )]
+    PathNode {
+        /// The item.
+        item: usize,
+        /// The place in the path.
+        position: usize,
+        /// What was given.
+        node: i64,
+        /// Smallest node allowed there.
+        min: i64,
+        /// Largest node allowed there.
+        max: i64,
+    },
     /// Copies of a step that completes were never handed out by `moves`.
     #[error("step {step} cannot complete: {moves} of its page copies were never taken by moves()")]
     MovesNotTaken {
@@ -293,6 +310,7 @@ impl LedgerError {
             Self::NotSuspended { .. } => "not_suspended",
             Self::CopiesWaiting { .. } => "copies_waiting",
             Self::AppendInsideKnown { .. } => "append_inside_known",
+            Self::PathNode { .. } => "path_node",
             Self::MovesNotTaken { .. } => "moves_not_taken",
             Self::SequencesOpen { .. } => "sequences_open",
             Self::UnknownScope { .. } => "unknown_scope",
@@ -397,6 +415,19 @@ impl LedgerError {
                 ("step", step.into()),
                 ("end", end.into()),
                 ("known", known.into()),
+            ],
+            Self::PathNode {
+                item,
+                position,
+                node,
+                min,
+                max,
+            } => vec![
+                ("item", item as i128),
+                ("position", position as i128),
+                ("node", node.into()),
+                ("min", min.into()),
+                ("max", max.into()),
             ],
             Self::MovesNotTaken { step, moves } => {
                 vec![("step", step.into()), ("moves", moves as i128)]

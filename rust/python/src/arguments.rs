@@ -193,7 +193,8 @@ pub fn as_given(error: LedgerError, given: impl Fn(usize, usize) -> i64) -> Ledg
     }
 }
 
-/// Where the tokens of each sequence start in the tokens of `advance`.
+/// Where the numbers of each sequence start in what holds those of all: the tokens of `advance`, the nodes
+/// of `path_moves`.
 pub enum TokenRows {
     /// One row of so many tokens per sequence.
     Matrix(usize),
@@ -202,10 +203,17 @@ pub enum TokenRows {
 }
 
 impl TokenRows {
-    pub fn new(py: Python<'_>, tokens: &Tokens, handles: usize, count: &[i32]) -> PyResult<Self> {
-        if let [rows, columns] = *tokens.shape() {
+    pub fn new(
+        py: Python<'_>,
+        argument: &str,
+        shape: &[usize],
+        handles: usize,
+        count: &[i32],
+    ) -> PyResult<Self> {
+        if let [rows, columns] = *shape {
             if rows != handles {
-                let message = format!("tokens has {rows} rows, expected one per handle: {handles}");
+                let message =
+                    format!("{argument} has {rows} rows, expected one per handle: {handles}");
                 return Err(misuse(py, "length_mismatch", &message));
             }
             return Ok(Self::Matrix(columns));
@@ -220,9 +228,9 @@ impl TokenRows {
                 start
             })
             .collect();
-        let len = tokens.slice().len();
+        let len = shape[0];
         if total != len {
-            let message = format!("tokens holds {len}, but the counts add up to {total}");
+            let message = format!("{argument} holds {len}, but the counts add up to {total}");
             return Err(misuse(py, "length_mismatch", &message));
         }
         Ok(Self::Packed(starts))

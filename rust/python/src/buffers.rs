@@ -181,7 +181,17 @@ pub struct Output<T: Item>(View, PhantomData<T>);
 impl<T: Item> Input<T> {
     /// A buffer with `dims` dimensions.
     pub fn new(value: &Bound<'_, PyAny>, argument: &str, dims: usize) -> PyResult<Self> {
-        let view = View::new::<T>(value, &argument, dims, dims)?;
+        Self::up_to(value, argument, dims, dims)
+    }
+
+    /// A buffer with `fewest` to `most` dimensions.
+    pub fn up_to(
+        value: &Bound<'_, PyAny>,
+        argument: &str,
+        fewest: usize,
+        most: usize,
+    ) -> PyResult<Self> {
+        let view = View::new::<T>(value, &argument, fewest, most)?;
         view.map(|view| Self(view, PhantomData))
             .ok_or_else(|| wrong_dtype(value, &argument, T::NAME))
     }

@@ -250,7 +250,13 @@ impl PyLedger {
         let valid = valid
             .map(|value| Input::<i32>::new(value, "valid", 2))
             .transpose()?;
-        let rows = TokenRows::new(py, &tokens, handle.slice().len(), count.slice())?;
+        let rows = TokenRows::new(
+            py,
+            "tokens",
+            tokens.shape(),
+            handle.slice().len(),
+            count.slice(),
+        )?;
         if let Some(valid) = &valid
             && valid.shape()[1] != 2
         {

@@ -1,8 +1,9 @@
 //! Tables in the forms of other kernels: functions of the module that read a ledger.
 
 use pyo3::prelude::*;
-use tandemkv_core::ledger::Csr;
+use tandemkv_core::ledger::{Csr, PathBatch};
 
+use crate::arguments::TokenRows;
 use crate::buffers::{Input, Memory, Output, disjoint};
 use crate::errors::misuse;
 use crate::ledger::{PyLedger, converted};
@@ -11,7 +12,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(spans, module)?)?;
     module.add_function(wrap_pyfunction!(csr, module)?)?;
     module.add_function(wrap_pyfunction!(slot_mapping, module)?)?;
-    module.add_function(wrap_pyfunction!(token_rows, module)?)
+    module.add_function(wrap_pyfunction!(token_rows, module)?)?;
+    module.add_function(wrap_pyfunction!(path_moves, module)?)
 }
 
 #[pyfunction]
@@ -155,5 +157,54 @@ fn token_rows(
         width,
         dst.slice_mut(),
     );
+    converted(py, result)
+}
+
+#[pyfunction]
+#[pyo3(signature = (ledger, step, handle, path, count, out, role = 0))]
+#[allow(clippy::too_many_arguments)]
+fn path_moves(
+    py: Python<'_>,
+    ledger: &PyLedger,
+    step: u64,
+    handle: &Bound<'_, PyAny>,
+    path: &Bound<'_, PyAny>,
+    count: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    role: usize,
+) -> PyResult<usize> {
+    let handle = Input::<i64>::new(handle, "handle", 1)?;
+    let path = Input::<i32>::up_to(path, "path", 1, 2)?;
+    let count = Input::<i32>::new(count, "count", 1)?;
+    let mut out = Output::<i32>::new(out, "out", 2)?;
+    if out.shape()[1] != 5 {
+        let message = format!("out has {} columns, must have 5", out.shape()[1]);
+        return Err(misuse(py, "shape", &message));
+    }
+    disjoint(
+        py,
+        &[out.region("out")],
+        &[
+            handle.region("handle"),
+            path.region("path"),
+            count.region("count"),
+        ],
+    )?;
+    let rows = TokenRows::new(
+        py,
+        "path",
+        path.shape(),
+        handle.slice().len(),
+        count.slice(),
+    )?;
+    let batch = PathBatch {
+        handle: handle.slice(),
+        path: path.slice(),
+        rows: rows.rows(),
+        count: count.slice(),
+        role,
+    };
+    let records = out.unsigned_mut().as_chunks_mut::<5>().0;
+    let result = ledger.lock(py)?.path_moves(step, &batch, records);
     converted(py, result)
 }

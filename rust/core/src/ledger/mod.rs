@@ -10,6 +10,7 @@
 //! | `grow.rs` | room for the tokens of a step |
 //! | `advance.rs` | results of a step: tokens, lengths, what is given back |
 //! | `publish.rs` | blocks entering the tree |
+//! | `paths.rs` | draft trees: copies of accepted nodes |
 //! | `fork.rs` | new sequences that continue open ones |
 //! | `lease.rs` | prefixes that stay protected without a sequence |
 //! | `retain.rs` | priorities of what a sequence publishes |
@@ -41,6 +42,7 @@ mod identity;
 mod keys;
 mod lease;
 mod lower;
+mod paths;
 mod prepare;
 mod probe;
 mod publish;
@@ -67,6 +69,7 @@ pub use check::{Dump, NodeDump, SequenceDump};
 pub use config::LedgerConfig;
 pub(crate) use lease::Leases;
 pub use lease::{LEASE_NOTHING, LEASE_REFUSED};
+pub use paths::{PathBatch, TokenMove};
 pub use probe::{BlocksBatch, MatchReport, MissReason, Missed};
 pub use read::Move;
 pub(crate) use retain::Hint;
