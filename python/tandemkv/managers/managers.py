@@ -31,6 +31,7 @@ from tandemkv.managers.retention import Retention
 from tandemkv.managers.stats import DecodeSteps, ManagerStats
 from tandemkv.managers.steps import StepRecord, Steps
 from tandemkv.managers.tables import KernelTables
+from tandemkv.managers.trees import DraftTrees, TokenMoves
 from tandemkv.managers.views import RoleView
 
 
@@ -66,6 +67,7 @@ class Managers:
         self._preemptions = Preemptions()
         self._decodes = DecodeSteps()
         self._dummies = Dummies(ledger, limits, self._registry)
+        self._trees = DraftTrees(ledger, self.views)
         for view in self.views:
             view.attach(self.block_tables)
 
@@ -160,11 +162,13 @@ class Managers:
             BatchError: a length beyond the plan, a chunk beyond the rest of its prompt, a decode
                 step (no `chunk_lens`) of a request with prompt tokens left to run, or a draft
                 where the plan has none.
-            StepError: `step` is None while such a step is still open.
+            StepError: `step` is None while such a step is still open, or accepted nodes of draft
+                trees wait to be brought together (`run_token_moves`).
             LedgerError: `step` is not open, a request already runs in it, or would exceed
                 `max_seq_len`. A step begun by this call is closed again.
         """
         with self._lock:
+            self._trees.check_taken()
             began = step is None
             if step is None and self._steps.implicit is not None:
                 self._steps.refuse_second(self._steps.implicit)
@@ -193,6 +197,8 @@ class Managers:
         step: int | None = None,
         *,
         valid: NDArray[np.int32] | None = None,
+        paths: object | None = None,
+        draft_paths: object | None = None,
     ) -> None:
         """Commit what a step produced: append accepted tokens, rewind the rest, publish blocks.
 
@@ -208,13 +214,19 @@ class Managers:
             step: None: the step that `prepare_resources` began; it is completed as well.
             valid: int32 `[n, roles]`, ends of valid KV per role where the engine did not write
                 all of it; None: everything up to the accepted end.
+            paths: for draft trees, the nodes of each request whose target KV is kept, ascending,
+                node 0 (the token known before) first, as many as accepted tokens; empty where the
+                step ran in line. A list with one sequence per request, or (nodes int32 flat,
+                offsets int64 `[n + 1]`). `run_token_moves` must follow. None: no trees.
+            draft_paths: the same for the draft, if it does not run over accepted tokens again.
 
         Raises:
             RequestError: an id that the step does not run, or one that it runs is left out.
-            BatchError: accepted tokens of a wrong form, for a refused request or a dummy, or none
-                after a decode step.
+            BatchError: accepted tokens or paths of a wrong form, for a refused request or a dummy,
+                or none after a decode step.
             StepError: no such step, or copies queued for it were not taken.
-            LedgerError: more tokens than ran, or a token or length out of range.
+            LedgerError: more tokens than ran, a path that is none, or a token or length out of
+                range.
         """
         with self._lock:
             record = self._steps.waiting(step)
@@ -231,6 +243,11 @@ class Managers:
                 self._registry.check_counts(batch, live, handles, counts)
             if self._ledger.pending_moves:
                 self._check_moves(record)
+            moves: TokenMoves | None = None
+            if paths is not None or draft_paths is not None:
+                chosen = self._trees.read((paths, draft_paths), len(ids), counts, live)
+                members = ids if live is None else pick(ids, live)
+                moves = self._trees.queue(record.step, handles, chosen, members)
             try:
                 if len(handles):
                     self._ledger.advance(record.step, handles, tokens, counts, valid)
@@ -239,6 +256,8 @@ class Managers:
                 self._registry.check_dummies(members, handles, counts)
                 name_request(error, members)
                 raise
+            if moves is not None:
+                self._trees.add(moves)
             self._decodes.note(batch, live, counts, num_yielding)
             self._close(record, handles)
 
@@ -314,6 +333,31 @@ class Managers:
             moves = self.moves()
             mover.run(moves, stream)
             return len(moves)
+
+    def token_moves(self) -> TokenMoves:
+        """Take the token copies that bring accepted nodes of draft trees together.
+
+        They must run in order, in the pools of their role, after the step's work and before any
+        that is prepared later; `run_token_moves` does it where the managers have pools.
+        """
+        with self._lock:
+            return self._trees.take()
+
+    def run_token_moves(self, stream: object | None = None) -> int:
+        """Bring the accepted nodes of draft trees together, in the pools of their role.
+
+        Args:
+            stream: the engine's stream, needed on a GPU: the copies are queued there.
+
+        Returns:
+            The number of tokens copied, in all classes together.
+
+        Raises:
+            PoolError: the pools hold no memory (`materialize=False`): take `token_moves()` instead.
+            ArrayError: pools on a GPU, and no stream; the copies still wait.
+        """
+        with self._lock:
+            return self._trees.run(stream)
 
     @cached_property
     def _mover(self) -> PageMover:
@@ -499,6 +543,7 @@ class Managers:
             LedgerError: the request runs a step, or waits for copies that were not taken.
         """
         with self._lock:
+            self._trees.check_taken()
             return self._lifecycle.fork(request_id, RequestIds(new_ids), step)
 
     def suspend(
@@ -547,6 +592,7 @@ class Managers:
             LedgerError: `step` is not open, a request is not suspended, or a length below 1.
         """
         with self._lock:
+            self._trees.check_taken()
             return self._lifecycle.resume(RequestIds(request_ids), chunk_lens, step)
 
     def add_dummy_requests(
@@ -573,6 +619,7 @@ class Managers:
             self._registry.check_absent(ids)
             lens = int_array("token_nums", token_nums, np.int64)
             self._limits.check_dummy_lens(ids, lens)
+            self._trees.check_taken()
             return list(ids) if self._dummies.open(ids, lens, self._now) else None
 
     def drop_scope(
