@@ -31,6 +31,7 @@ from tandemkv.managers.retention import Retention
 from tandemkv.managers.stats import DecodeSteps, ManagerStats
 from tandemkv.managers.steps import StepRecord, Steps
 from tandemkv.managers.tables import KernelTables
+from tandemkv.managers.transfers import Transfers
 from tandemkv.managers.trees import DraftTrees, TokenMoves
 from tandemkv.managers.views import RoleView
 
@@ -53,7 +54,9 @@ class Managers:
         *,
         target: RoleView,
         draft: RoleView | None,
+        transfers: Transfers | None = None,
     ) -> None:
+        self._transfers = transfers
         self._ledger = ledger
         self._limits = limits
         self._target = target
@@ -62,8 +65,8 @@ class Managers:
         self._registry = Registry(ledger.max_sequences)
         self._steps = Steps()
         self._now = 0.0
-        self._preparation = Preparation(ledger, limits, self._registry)
-        self._lifecycle = Lifecycle(ledger, limits, self._registry, self._steps)
+        self._preparation = Preparation(ledger, limits, self._registry, transfers)
+        self._lifecycle = Lifecycle(ledger, limits, self._registry, self._steps, transfers)
         self._preemptions = Preemptions()
         self._decodes = DecodeSteps()
         self._dummies = Dummies(ledger, limits, self._registry)
@@ -92,6 +95,11 @@ class Managers:
     def ledger(self) -> Ledger:
         """The ledger that decides; for reading."""
         return self._ledger
+
+    @property
+    def tiers(self) -> Transfers | None:
+        """What moves pages to and from host and disk; None where the plan has neither."""
+        return self._transfers
 
     @property
     def limits(self) -> Limits:
@@ -307,6 +315,7 @@ class Managers:
             int32 `[k, 4]`: class, source page, destination page, tokens to copy.
         """
         with self._lock:
+            self._run_transfers()
             out = np.empty((self._ledger.pending_moves, 4), np.int32)
             self._ledger.moves(out)
             return out
@@ -358,6 +367,11 @@ class Managers:
         """
         with self._lock:
             return self._trees.run(stream)
+
+    def _run_transfers(self) -> None:
+        """Start copies between tiers before anything else touches their pages."""
+        if self._transfers is not None:
+            self._transfers.run()
 
     @cached_property
     def _mover(self) -> PageMover:
@@ -480,12 +494,28 @@ class Managers:
         with self._lock:
             ids = RequestIds(request_ids)
             flags = publish_flags(publish, len(ids))
+            if self._transfers is not None and len(self._transfers):
+                ids, flags = self._free_waiting(self._transfers, ids, flags)
             if not self._preemptions:
                 self._free(ids, flags)
                 return
             here = [item for item, name in enumerate(ids) if not self._is_away(name)]
             self._free(RequestIds(ids[item] for item in here), flags[here])
             self._preemptions.forget(ids)
+
+    def _free_waiting(
+        self, transfers: Transfers, ids: RequestIds, flags: NDArray[np.uint8]
+    ) -> tuple[RequestIds, NDArray[np.uint8]]:
+        """Free those that wait for their pages; return the others, which have been checked."""
+        here = [item for item, name in enumerate(ids) if name not in transfers]
+        rest = RequestIds(ids[item] for item in here)
+        if len(rest) < len(ids):
+            known = (name for name in rest if not self._is_away(name))
+            self._registry.resolve(RequestIds(known))
+            for name in ids:
+                if name in transfers:
+                    transfers.release(name)
+        return rest, flags[here]
 
     def _is_away(self, request_id: Hashable) -> bool:
         return request_id in self._preemptions and request_id not in self._registry.handles
@@ -495,6 +525,8 @@ class Managers:
         self._ledger.release(handles, flags)
         for handle in handles.tolist():
             self._steps.free(handle)
+        if self._transfers is not None:
+            self._transfers.resuming.difference_update(handles.tolist())
         self._dummies.note_released(self._registry.close(ids))
 
     def preempt(
@@ -544,7 +576,9 @@ class Managers:
         """
         with self._lock:
             self._trees.check_taken()
-            return self._lifecycle.fork(request_id, RequestIds(new_ids), step)
+            made = self._lifecycle.fork(request_id, RequestIds(new_ids), step)
+            self._run_transfers()
+            return made
 
     def suspend(
         self, request_ids: Iterable[Hashable], publish: bool | Sequence[bool] = True
@@ -583,7 +617,8 @@ class Managers:
             step: an open step of `begin_step`; None: the one that `prepare_resources` began.
 
         Returns:
-            bool `[n]`: which run. The others stay suspended.
+            bool `[n]`: which run. The others stay suspended, or wait for their pages from a lower
+            tier: give them again.
 
         Raises:
             RequestError: an id that is not open.
@@ -620,7 +655,9 @@ class Managers:
             lens = int_array("token_nums", token_nums, np.int64)
             self._limits.check_dummy_lens(ids, lens)
             self._trees.check_taken()
-            return list(ids) if self._dummies.open(ids, lens, self._now) else None
+            opened = self._dummies.open(ids, lens, self._now)
+            self._run_transfers()
+            return list(ids) if opened else None
 
     def drop_scope(
         self, adapter: tuple[int | str, int] | None = None, cache_salt: bytes | str | None = None
@@ -661,4 +698,5 @@ class Managers:
                 refused_rows=self._preparation.refused_rows,
                 preemptions=self._preemptions.totals,
                 decodes=self._decodes,
+                tiers=None if self._transfers is None else self._transfers.stats(),
             )
