@@ -298,6 +298,18 @@ class Ledger:
         """
     def unpin(self, lease: int) -> bool:
         """End a lease; False if it had ended before."""
+    def set_quota(self, scope: int, floor_blocks: int, ceiling_blocks: int | None = None) -> None:
+        """Say how many blocks of the tree a scope keeps while others need room.
+
+        Allocations for other scopes evict none of its blocks at or below `floor_blocks`; blocks
+        above `ceiling_blocks` are evicted before all others. Floor 0 without a ceiling ends it.
+
+        Raises:
+            LedgerError: a scope that is not held, a ceiling below the floor, or a floor beyond what
+                other floors and open sequences leave; see "Quotas" in docs/eviction.md.
+        """
+    def quotas(self) -> list[dict[str, Any]]:
+        """Return the quotas by scope, with the blocks cached, evictable and guarded in each."""
     def retain(
         self, handle: _I64, start: _I64, end: _I64, priority: _I32, duration_ms: _I64
     ) -> None:
@@ -369,10 +381,17 @@ class Ledger:
         Nothing changes, recency included.
         """
     def fits_blocks(
-        self, length: _I64, hit: _I64, first: _I32, max_total: _I64, answer: _I32
+        self,
+        length: _I64,
+        hit: _I64,
+        first: _I32,
+        max_total: _I64,
+        answer: _I32,
+        scope: _I32 | None = None,
     ) -> int:
         """Write the same for prompts of known length and hit, in constant time per class.
 
+        `scope` is that of each prompt; None: 0 for all.
         It counts every block of a hit as evictable now, so it never says 0 where `admit` refuses;
         a -1 may be wrong where open sequences stand on the hit already. With hit 0 it is exact.
         """
@@ -477,7 +496,8 @@ class Ledger:
         cached: `protected`, `evictable`, per class, and `promised`, the pages that admissions count
         on; `open_sequences`, `suspended_sequences` among
         them, `promised`, `open_steps`, `newest_step`, `nodes`, `cached_blocks`, `leases`,
-        `pinned_blocks`, and the counters `admitted`, `forked`, `refused_forks`, `suspended`,
+        `pinned_blocks`, `guarded_blocks`, and the counters `admitted`, `forked`, `refused_forks`,
+        `suspended`,
         `resumed`, `refused_resumes`, `resumed_tokens`, `resumed_hit_tokens`, `refused_leases`,
         `expired_blocks`, `refused_now`, `refused_never`, `refused_rows`, `prompt_tokens`,
         `hit_tokens`, `loaded_blocks`, `missed_load_tokens`, `refused_loading`,

@@ -430,7 +430,7 @@ class Managers:
 
     @cached_property
     def retention(self) -> Retention:
-        """What says which cached blocks to keep: priorities, and leases on prefixes."""
+        """What says which cached blocks to keep: priorities, leases on prefixes, and quotas."""
         return Retention(self._ledger, self._limits, self._registry, self._lock)
 
     # --- requests -----------------------------------------------------------------------------

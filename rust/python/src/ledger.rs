@@ -320,6 +320,27 @@ impl PyLedger {
         converted(py, self.lock(py)?.unpin(lease))
     }
 
+    #[pyo3(signature = (scope, floor_blocks, ceiling_blocks = None))]
+    fn set_quota(
+        &self,
+        py: Python<'_>,
+        scope: Integer,
+        floor_blocks: Integer,
+        ceiling_blocks: Option<Integer>,
+    ) -> PyResult<()> {
+        let scope = scope.get(py, "scope", SCOPE)?;
+        let floor = floor_blocks.get(py, "floor_blocks", FROM_ZERO)?;
+        let ceiling = ceiling_blocks
+            .map(|blocks| blocks.get(py, "ceiling_blocks", FROM_ZERO))
+            .transpose()?;
+        converted(py, self.lock(py)?.set_quota(scope, floor, ceiling))
+    }
+
+    fn quotas<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let quotas = self.lock(py)?.quotas();
+        quotas.iter().map(|quota| views::quota(py, quota)).collect()
+    }
+
     fn retain(
         &self,
         py: Python<'_>,
@@ -532,6 +553,8 @@ impl PyLedger {
         probe::fits(py, self, &requests, answer, hit)
     }
 
+    #[pyo3(signature = (length, hit, first, max_total, answer, scope = None))]
+    #[allow(clippy::too_many_arguments)]
     fn fits_blocks(
         &self,
         py: Python<'_>,
@@ -540,8 +563,9 @@ impl PyLedger {
         first: &Bound<'_, PyAny>,
         max_total: &Bound<'_, PyAny>,
         answer: &Bound<'_, PyAny>,
+        scope: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<usize> {
-        probe::fits_blocks(py, self, length, hit, first, max_total, answer)
+        probe::fits_blocks(py, self, (length, hit, first, max_total), answer, scope)
     }
 
     fn reclaimable(

@@ -81,7 +81,7 @@ impl Ledger {
             let columns = self.classes.columns();
             let counted = self.counted(need, seq.keeps_tokens);
             let other = |place| (if place < columns { need.into() } else { 0 }, 0);
-            if !self.has_blocks(counted.into(), 0, other) {
+            if !self.has_blocks(seq.scope, counted.into(), 0, other) {
                 self.counters.refused_grows += 1;
                 return false;
             }

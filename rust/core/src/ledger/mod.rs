@@ -13,6 +13,7 @@
 //! | `paths.rs` | draft trees: copies of accepted nodes |
 //! | `fork.rs` | new sequences that continue open ones |
 //! | `lease.rs` | prefixes that stay protected without a sequence |
+//! | `quota.rs` | what scopes keep while others need room |
 //! | `retain.rs` | priorities of what a sequence publishes |
 //! | `suspend.rs` | giving up the pages of a sequence and getting new ones |
 //! | `release.rs` | the end of a sequence |
@@ -46,6 +47,7 @@ mod paths;
 mod prepare;
 mod probe;
 mod publish;
+mod quota;
 mod read;
 mod release;
 mod reset;
@@ -71,6 +73,7 @@ pub(crate) use lease::Leases;
 pub use lease::{LEASE_NOTHING, LEASE_REFUSED};
 pub use paths::{PathBatch, TokenMove};
 pub use probe::{BlocksBatch, MatchReport, MissReason, Missed};
+pub use quota::QuotaStats;
 pub use read::Move;
 pub(crate) use retain::Hint;
 pub use retain::{PRIORITY_MAX, RetainBatch};

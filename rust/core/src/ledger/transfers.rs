@@ -76,11 +76,11 @@ impl Ledger {
         Ok(())
     }
 
-    /// Evicts up to so many evictable blocks, as an allocation would; returns how many.
+    /// Evicts up to so many evictable blocks, as an allocation would that is for no scope; returns how many.
     pub fn offload(&mut self, blocks: u32) -> u32 {
-        let blocks = blocks.min(self.tree.evictable());
+        let blocks = blocks.min(self.tree.evictable_for(-1));
         if blocks > 0 {
-            self.evict_blocks(blocks);
+            self.evict_blocks(-1, blocks);
         }
         blocks
     }

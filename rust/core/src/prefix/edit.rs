@@ -64,7 +64,8 @@ impl Tree {
         let classes = self.classes;
         let node = self.node_mut(id);
         fill(node, incoming, classes);
-        self.cached += crate::ids::count(incoming.blocks.len());
+        let (scope, blocks) = (node.scope, crate::ids::count(incoming.blocks.len()));
+        self.count(scope, |counts| counts.cached += blocks);
     }
 
     /// Makes a child of a pinned node and moves one pin down to it.
@@ -81,7 +82,8 @@ impl Tree {
         node.retention = incoming.retention;
         node.pins = 1;
         fill(&mut node, incoming, self.classes);
-        self.cached += node.len();
+        let entered = node.len();
+        self.count(node.scope, |counts| counts.cached += entered);
         let key = self.key(blocks, &node);
         let place = self.lower_bound(blocks, parent, incoming.draft_valid, &key);
         let head = self.head(blocks, incoming.draft_valid, &key);
@@ -246,7 +248,8 @@ impl Tree {
     ) {
         let place = self.place_of(self.node(id).parent, id, store.blocks);
         self.leave_inactive(id, steps);
-        self.cached -= 1;
+        let scope = self.node(id).scope;
+        self.count(scope, |counts| counts.cached -= 1);
         let fence = (!steps.passed(self.node(id).stamp)).then_some(steps);
         let block = self.node(id).blocks()[0];
         let alike = self.node(id).draft_valid == draft_valid;
