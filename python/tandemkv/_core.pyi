@@ -426,15 +426,19 @@ class Ledger:
     def events(self, after: int = 0) -> list[dict[str, Any]]:
         """Return the events with numbers above `after`, oldest first.
 
-        Each has `number`, `kind` and `tier` (`device`), and
-        `stored`: `parent` (a key, or None), `keys`, `tokens` (int32, -1 where media begin),
+        Each has `number`, `kind` and `tier` (`device`, `host`, `disk`), and
+        `stored`: on host and disk `keys`; on the device `parent` (a key, or None), `keys`,
+        `tokens` (int32, -1 where media begin),
         `tokens_per_block`, `adapter`, `salt`, `media` (list of (position, length, digest));
-        `removed`: `keys`, `reason` (`evicted` or `dropped`); `cleared`: nothing more.
+        `removed`: `keys`, `reason` (`evicted`, `dropped`, `failed`); `cleared`: nothing more.
 
         Raises `EventGapError` if some of them are not kept any more: take `event_snapshot()`.
         """
     def event_snapshot(self) -> dict[str, Any]:
-        """Return `number`, that of the last event, and `blocks`: all there is, as stored events."""
+        """Return `number`, that of the last event, and what there is.
+
+        `blocks`: on the device, as stored events; `host` and `disk`: keys.
+        """
     def transfers(self, out: _I64, keys: _U8 | None = None) -> int:
         """Hand out planned copies between tiers, in order; return how many rows there are.
 

@@ -489,14 +489,15 @@ impl PyLedger {
     }
 
     fn event_snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let ((number, runs), size) = {
+        let ((number, runs), below, size) = {
             let mut guard = self.lock(py)?;
             let ledger = &mut *guard;
             // It reads every cached token.
             let snapshot = converted(py, py.detach(move || ledger.event_snapshot()))?;
-            (snapshot, guard.config().tokens_per_block)
+            let below = converted(py, guard.keys_below())?;
+            (snapshot, below, guard.config().tokens_per_block)
         };
-        events::snapshot(py, number, &runs, size)
+        events::snapshot(py, number, &runs, &below, size)
     }
 
     #[pyo3(signature = (adapter = None, salt = None))]

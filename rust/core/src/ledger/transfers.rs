@@ -47,7 +47,9 @@ impl Ledger {
             return Ok(Vec::new());
         };
         tiers.spill_ahead(rows);
-        Ok(tiers.take_planned().collect())
+        let rows = tiers.take_planned().collect();
+        self.log_below();
+        Ok(rows)
     }
 
     /// Notes what became of transfers, in any order.
@@ -72,6 +74,7 @@ impl Ledger {
             if let Some(arrival) = tiers.complete(id, ok != 0) {
                 self.note_arrival(arrival.load, arrival.entry, arrival.ok);
             }
+            self.log_below();
         }
         Ok(())
     }
@@ -88,7 +91,16 @@ impl Ledger {
     /// Plans host to disk for every host copy that has none there, as far as there is room; returns how
     /// many.
     pub fn flush(&mut self) -> u32 {
-        self.tiers.as_mut().map_or(0, |tiers| tiers.spill_all())
+        let planned = self.tiers.as_mut().map_or(0, |tiers| tiers.spill_all());
+        self.log_below();
+        planned
+    }
+
+    /// Logs what has changed on lower tiers.
+    pub(super) fn log_below(&mut self) {
+        if let (Some(tiers), Some(log)) = (&mut self.tiers, &mut self.blocks.log) {
+            log.note_below(&tiers.take_notes());
+        }
     }
 
     /// Makes entries of a class with valid copies, least valuable first: what an executor found. Returns
@@ -132,7 +144,9 @@ impl Ledger {
             });
         };
         let items = check_restored(tiers, shelf, level, keys, pages)?;
-        tiers.restore(shelf, level, &items);
+        let are_blocks = shelf == BLOCKS_SHELF && !self.config.has_draft;
+        tiers.restore(shelf, level, &items, are_blocks);
+        self.log_below();
         Ok(items.len())
     }
 

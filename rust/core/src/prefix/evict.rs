@@ -186,7 +186,12 @@ impl Tree {
         for (&block, pages) in leaving.skip(kept as usize).rev() {
             let key = store.blocks.tier_key(block);
             let key = key.expect("computed when it entered");
-            tiers.offer(BLOCKS_SHELF, key, value, pages.iter().copied());
+            let keys = (key, store.blocks.keys.get(block));
+            tiers.offer(BLOCKS_SHELF, keys, value, pages.iter().copied());
+        }
+        if let Some(log) = &mut store.blocks.log {
+            // Before the blocks are logged as removed from the device.
+            log.note_below(&tiers.take_notes());
         }
     }
 
