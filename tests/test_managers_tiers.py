@@ -276,4 +276,6 @@ def test_tiers_need_what_they_need() -> None:
     with pytest.raises(tkv.ConfigError, match="neither host nor disk"):
         build_managers(managers_setup.small_plan(), tiers=True)
     with pytest.raises(tkv.ConfigError, match="pages on disk: give a store"):
-        build_managers(tiered_plan(disk_cache_size=8192))
+        build_managers(tiered_plan(disk_cache_size=16384))
+    with pytest.raises(tkv.ConfigError, match=r"has 42 pages on disk, and no room for one with"):
+        build_managers(tiered_plan(disk_cache_size=8191))

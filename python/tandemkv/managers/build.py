@@ -151,7 +151,7 @@ def _tiers(
         ConfigError: tiers are asked for that there are not, or that nothing can be found in.
     """
     pages = tier_pages(plan)
-    planned = any(pages.host) or any(pages.disk)
+    planned = any(pages.host) or any(pages.disk) or plan.num_disk_blocks > 0
     if tiers is False or (tiers is None and not (planned and movable)):
         return None
     problem = ""
@@ -163,6 +163,11 @@ def _tiers(
         problem = "nothing is reused (enable_block_reuse=False), so nothing on lower tiers is"
     elif not any(item.keeps_all_tokens for item in classes):
         problem = "no cache group keeps all tokens, which lower tiers need"
+    elif plan.num_disk_blocks and not any(pages.disk):
+        problem = (
+            f"the plan has {plan.num_disk_blocks} pages on disk, and no room for one with what a "
+            "store writes beside it, in blocks of 4096 bytes"
+        )
     if problem:
         raise ConfigError(f"tiers: {problem}; tiers=False builds without", field="tiers")
     return pages
