@@ -9,14 +9,16 @@ from dataclasses import dataclass
 
 from tandemkv.errors import TierError
 from tandemkv.managers.classes import CacheClass, cache_classes
+from tandemkv.managers.memory import device_number
 from tandemkv.managers.pools import Pool
 from tandemkv.planning import Plan
 from tandemkv.tiers.bookkeeping import BookkeepingExecutor
-from tandemkv.tiers.copies import HostCopier
+from tandemkv.tiers.copies import HostCopier, PageCopier
+from tandemkv.tiers.cuda import CudaCopier
 from tandemkv.tiers.disk import StoreClass, slot_bytes
 from tandemkv.tiers.disk.header import HEADER_BYTES_MAX
 from tandemkv.tiers.executor import TierExecutor, WhenFull
-from tandemkv.tiers.host import HostTier
+from tandemkv.tiers.host import HostTier, Pinner
 from tandemkv.tiers.limits import HostLimits
 from tandemkv.tiers.pages import device_group
 from tandemkv.tiers.protocols import Executor, PageStore
@@ -131,6 +133,7 @@ def build_executor(
     *,
     host_pages: Sequence[int] | None = None,
     disk: PageStore | None = None,
+    pin: bool | None = None,
     local_ranks: int = 1,
     reserved_bytes: int = 0,
     limits: HostLimits | None = None,
@@ -145,6 +148,8 @@ def build_executor(
         num_classes: classes of the ledger.
         host_pages: pages of each class in host memory; None: no host tier.
         disk: the disk tier, which the executor then owns; None: none.
+        pin: whether host memory is pinned; None: where the pools are on a GPU, whose copies then
+            run beside the host.
         local_ranks: ranks on this host that have a host tier of this size.
         reserved_bytes: what comes off the host's memory first; see `check_host_memory`.
         limits: what the machine leaves; None: what it says now.
@@ -153,30 +158,45 @@ def build_executor(
         when_full: what becomes of an eviction to disk without a staging page; see `TierExecutor`.
 
     Raises:
-        TierError: the memory cannot be had, or some pools hold memory and others do not.
+        TierError: the memory cannot be had, or not be pinned, or some pools hold memory and others
+            do not.
     """
     materialized = {pool.materialized for pool in pools}
     if materialized == {False}:
         return BookkeepingExecutor()
     if materialized != {True}:
         raise TierError("pools with and without memory, or none at all; all need memory, or none")
+    copier: PageCopier = HostCopier()
+    pinner: Pinner | None = None
+    if pools[0].device != "cpu":
+        cuda = copier = CudaCopier(device_number(pools[0].device))
+        pinner = None if pin is False else cuda.pin
+    elif pin:
+        raise TierError("pin is True; memory is pinned for pools on a GPU, these are on the CPU")
     groups = [device_group(pool) for pool in pools]
     host = None
     if host_pages is not None:
         host = HostTier(
             groups,
             host_pages,
+            pin=pinner,
             local_ranks=local_ranks,
             reserved_bytes=reserved_bytes,
             limits=limits,
         )
-    return TierExecutor(
-        groups,
-        num_classes,
-        copier=HostCopier(),
-        host=host,
-        disk=disk,
-        threads=threads,
-        staging_pages=staging_pages,
-        when_full=when_full,
-    )
+    try:
+        return TierExecutor(
+            groups,
+            num_classes,
+            copier=copier,
+            host=host,
+            disk=disk,
+            threads=threads,
+            staging_pages=staging_pages,
+            when_full=when_full,
+            pin=pinner,
+        )
+    except BaseException:
+        if host is not None:
+            host.close()
+        raise
