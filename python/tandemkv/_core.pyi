@@ -468,13 +468,25 @@ class Ledger:
 
         `keys` is [n, 32], `pages` [n]: free pages of the class there. Return n.
         """
+    def adopt(self, class_index: int, keys: _U8, pages: _I32) -> int:
+        """Offer the host what came from elsewhere, the first key first; return how many have a page.
+
+        `keys` is [n, 32]. Writes to `pages`, [n], the page of each that got one, and -1 for those
+        that have an entry already or found no room. The copies are valid: their pages have to be
+        filled before anything else is asked of the ledger or of its executor.
+        """
+    def tier_keys(self, tokens: _Tokens, scope: int = 0, draft_valid: bool = True) -> _U8:
+        """Return the keys of a prompt's blocks on lower tiers, `[n, 32]`, from the first one on.
+
+        Those that an admission of these tokens would ask for. `draft_valid`: with draft KV.
+        """
     def tier_stats(self) -> dict[str, Any]:
         """Return pages and counters of lower tiers.
 
         `shelves`: a list of `tier`, `classes`, and pages by state: `total`, `free`, `writing`,
         `valid`, and parts of valid: `spare`, `pinned`. `counters`: `device_to_host`,
         `device_to_disk`, `host_to_disk`, `host_to_device`, `disk_to_device`, `failed`, `renewed`,
-        `rejected`, `lost`, `restored`. `open_transfers`: those not completed.
+        `rejected`, `lost`, `restored`, `adopted`. `open_transfers`: those not completed.
         """
     def match_tiers(
         self, tokens: _Tokens, scope: int = 0, draft_from: int | None = None

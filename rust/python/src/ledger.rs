@@ -6,6 +6,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyBytes, PyDict};
+use tandemkv_core::ids::Token;
+use tandemkv_core::key::BlockKey;
 use tandemkv_core::ledger::{AdvanceBatch, RetainBatch};
 use tandemkv_core::window::Lifetime;
 use tandemkv_core::{EvictionPolicy, Ledger, LedgerConfig, LedgerError};
@@ -33,6 +35,29 @@ const DETACH_HASHED_TOKENS: usize = 1 << 15;
 pub struct PyLedger(Mutex<Ledger>);
 
 impl PyLedger {
+    /// The keys that a function computes from tokens, without the GIL where they are many.
+    fn hashed<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        scope: Integer,
+        keys: impl FnOnce(&Ledger, &[Token], i32) -> Result<Vec<BlockKey>, LedgerError> + Send,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let scope = scope.get(py, "scope", SCOPE)?;
+        let tokens = Tokens::new(tokens, &"tokens", 1)?;
+        let mut guard = self.lock(py)?;
+        let (ledger, slice) = (&mut *guard, tokens.slice());
+        let result = if slice.len() >= DETACH_HASHED_TOKENS {
+            py.detach(move || keys(ledger, slice, scope))
+        } else {
+            keys(ledger, slice, scope)
+        };
+        drop(guard);
+        let given = |_, position| tokens.original(position);
+        let found = converted(py, result.map_err(|error| as_given(error, given)))?;
+        events::keys(py, &found).map(Bound::into_any)
+    }
+
     /// The ledger. The lock is never waited for while the GIL is held.
     pub(crate) fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Ledger>> {
         self.0.lock_py_attached(py).map_err(|_| {
@@ -449,19 +474,9 @@ impl PyLedger {
         tokens: &Bound<'py, PyAny>,
         scope: Integer,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let scope = scope.get(py, "scope", SCOPE)?;
-        let tokens = Tokens::new(tokens, &"tokens", 1)?;
-        let mut guard = self.lock(py)?;
-        let (ledger, slice) = (&mut *guard, tokens.slice());
-        let result = if slice.len() >= DETACH_HASHED_TOKENS {
-            py.detach(move || ledger.keys(slice, scope))
-        } else {
-            ledger.keys(slice, scope)
-        };
-        drop(guard);
-        let given = |_, position| tokens.original(position);
-        let keys = converted(py, result.map_err(|error| as_given(error, given)))?;
-        events::keys(py, &keys).map(Bound::into_any)
+        self.hashed(py, tokens, scope, |ledger, tokens, scope| {
+            ledger.keys(tokens, scope)
+        })
     }
 
     fn block_keys<'py>(&self, py: Python<'py>, handle: Integer) -> PyResult<Bound<'py, PyAny>> {
@@ -663,6 +678,33 @@ impl PyLedger {
     ) -> PyResult<usize> {
         let class_index = class_index.get(py, "class_index", FROM_ZERO)?;
         tiers::restore(py, self, tier, class_index, keys, pages)
+    }
+
+    fn adopt(
+        &self,
+        py: Python<'_>,
+        class_index: Integer,
+        keys: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        let class_index = class_index.get(py, "class_index", FROM_ZERO)?;
+        tiers::adopt(py, self, class_index, keys, pages)
+    }
+
+    #[pyo3(
+        signature = (tokens, scope = Integer(Ok(0)), draft_valid = true),
+        text_signature = "($self, tokens, scope=0, draft_valid=True)"
+    )]
+    fn tier_keys<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        scope: Integer,
+        draft_valid: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.hashed(py, tokens, scope, |ledger, tokens, scope| {
+            ledger.tier_keys(tokens, scope, draft_valid)
+        })
     }
 
     fn tier_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

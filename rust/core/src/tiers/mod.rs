@@ -98,6 +98,8 @@ tier_counters! {
     lost,
     /// Entries that `restore` made.
     restored,
+    /// Entries that `adopt` made.
+    adopted,
 }
 
 /// Pages of a shelf on one tier.
@@ -441,6 +443,62 @@ impl Tiers {
     pub(crate) fn take_notes(&mut self) -> Vec<Note> {
         let notes = self.shelves[BLOCKS_SHELF].notes.as_mut();
         notes.map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Makes entries with valid host copies, the first key first, as far as there is room, without taking
+    /// what the same call found or made. `are_blocks` says that the keys are those of blocks as well. Returns
+    /// the pages of those that were made.
+    pub(crate) fn adopt(
+        &mut self,
+        shelf: usize,
+        keys: &[BlockKey],
+        value: Value,
+        are_blocks: bool,
+    ) -> Vec<Option<u32>> {
+        self.offers += keys.len() as u64;
+        let mut claimed = Vec::with_capacity(keys.len());
+        let mut pages = Vec::with_capacity(keys.len());
+        for (at, &key) in (0..).zip(keys) {
+            // The first block of a prompt is worth most: the others are of no use without it.
+            let offer = self.offers - at;
+            let block = are_blocks.then_some(key);
+            let (id, page) = self.adopt_one(shelf, (key, block), Value { offer, ..value });
+            if let Some(id) = id {
+                self.claim(EntryRef { shelf, id }, true);
+                claimed.push(EntryRef { shelf, id });
+            }
+            pages.push(page);
+        }
+        for entry in claimed {
+            self.claim(entry, false);
+        }
+        pages
+    }
+
+    /// The entry of a key, and its page if it was made.
+    fn adopt_one(
+        &mut self,
+        shelf: usize,
+        key: (BlockKey, Option<BlockKey>),
+        value: Value,
+    ) -> (Option<u32>, Option<u32>) {
+        let here = &mut self.shelves[shelf];
+        if let Some(id) = here.find(&key.0) {
+            here.change(id, |entry| {
+                entry.value = value;
+                entry.loaded = false;
+            });
+            self.counters.renewed += 1;
+            return (Some(id), None);
+        }
+        let Some((page, lost)) = here.take_page(HOST, value) else {
+            self.counters.rejected += 1;
+            return (None, None);
+        };
+        self.counters.lost += lost;
+        self.counters.adopted += 1;
+        let id = here.insert(key, value, HOST, page, State::Valid);
+        (Some(id), Some(page))
     }
 
     /// Drops every entry.
