@@ -469,11 +469,11 @@ class Ledger:
         `keys` is [n, 32], `pages` [n]: free pages of the class there. Return n.
         """
     def adopt(self, class_index: int, keys: _U8, pages: _I32) -> int:
-        """Offer the host what came from elsewhere, the first key first; return how many have a page.
+        """Offer the host what came from elsewhere, the first key first.
 
-        `keys` is [n, 32]. Writes to `pages`, [n], the page of each that got one, and -1 for those
-        that have an entry already or found no room. The copies are valid: their pages have to be
-        filled before anything else is asked of the ledger or of its executor.
+        Return how many got a page. `keys` is [n, 32]. Writes to `pages`, [n], the page of each that
+        got one, and -1 for those that have an entry already or found no room. The copies are valid:
+        their pages have to be filled before anything else is asked of the ledger or its executor.
         """
     def tier_keys(self, tokens: _Tokens, scope: int = 0, draft_valid: bool = True) -> _U8:
         """Return the keys of a prompt's blocks on lower tiers, `[n, 32]`, from the first one on.

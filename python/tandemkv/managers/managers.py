@@ -102,6 +102,11 @@ class Managers:
         return self._transfers
 
     @property
+    def lock(self) -> threading.RLock:
+        """Held by every call that changes something; for those who add to the managers."""
+        return self._lock
+
+    @property
     def limits(self) -> Limits:
         """The numbers of the plan that bind requests."""
         return self._limits

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
 from tandemkv.managers.identity import Identity
-from tandemkv.tiers.protocols import Executor
+from tandemkv.tiers.protocols import Executor, TransferObserver
 from tandemkv.tiers.transfers import KEY_BYTES, TransferPlan
 
 Completed = tuple[NDArray[np.int64], NDArray[np.uint8]]
@@ -53,6 +53,7 @@ class Transfers:
             same calls: it is given the ids int64 `[n]` that this rank has completed since the last
             call, with uint8 `[n]` whether ok, and returns those that all ranks have completed by
             now, in one order, ok where all are. None: this rank decides alone.
+        observer: hears of all transfers; None: nobody does.
     """
 
     def __init__(self, ledger: Ledger, executor: Executor) -> None:
@@ -61,6 +62,7 @@ class Transfers:
         self._waiting: dict[Hashable, Waiting] = {}
         self.stream: object | None = None
         self.agree: Agreement | None = None
+        self.observer: TransferObserver | None = None
         # Handles that were resumed and have not run since.
         self.resuming: set[int] = set()
 
@@ -93,6 +95,8 @@ class Transfers:
         if self.agree is not None:
             ids, ok = self.agree(ids, ok)
         if len(ids):
+            if self.observer is not None:
+                self.observer.completed(ids, ok)
             self._ledger.complete_transfers(ids, ok)
         return len(ids)
 
@@ -102,7 +106,10 @@ class Transfers:
         keys = np.empty((len(rows), KEY_BYTES), np.uint8)
         count = self._ledger.transfers(rows, keys)
         if count:
-            self._executor.submit(TransferPlan(rows[:count], keys[:count]), self.stream)
+            plan = TransferPlan(rows[:count], keys[:count])
+            if self.observer is not None:
+                self.observer.planned(plan)
+            self._executor.submit(plan, self.stream)
             self.collect()
 
     def drain(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandemkv.stores.bridge import BridgeStats, StoreBridge
 from tandemkv.stores.executors import Executor, InlineExecutor, ThreadExecutor
 from tandemkv.stores.memory import MemoryBackend, MemoryStore
 from tandemkv.stores.mooncake import MooncakeConfig, MooncakeStore
@@ -13,6 +14,7 @@ from tandemkv.stores.tickets import Ticket
 from tandemkv.stores.values import ValueLayout
 
 __all__ = [
+    "BridgeStats",
     "Executor",
     "InlineExecutor",
     "MemoryBackend",
@@ -23,6 +25,7 @@ __all__ = [
     "OuterStore",
     "QueuedStore",
     "StoreBackend",
+    "StoreBridge",
     "StoreStats",
     "ThreadExecutor",
     "Ticket",

@@ -38,7 +38,7 @@ from tandemkv.tiers.executor import TierExecutor
 from tandemkv.tiers.host import HostTier
 from tandemkv.tiers.limits import HostLimits, check_host_memory, host_limits
 from tandemkv.tiers.pages import DeviceGroup, device_group
-from tandemkv.tiers.protocols import Executor, PageStore
+from tandemkv.tiers.protocols import Executor, PageStore, TransferObserver
 from tandemkv.tiers.transfers import DEVICE, DISK, HOST, TransferPlan
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "StoreClass",
     "TierExecutor",
     "TierPages",
+    "TransferObserver",
     "TransferPlan",
     "build_executor",
     "check_host_memory",

@@ -172,6 +172,11 @@ class TierExecutor:
         self.close()
 
     @property
+    def host(self) -> HostTier | None:
+        """The host memory, None without a host tier."""
+        return self._host
+
+    @property
     def outstanding(self) -> int:
         """Transfers on their way."""
         return self._book.outstanding

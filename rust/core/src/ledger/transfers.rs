@@ -167,7 +167,9 @@ impl Ledger {
         } else {
             Value::default()
         };
-        Ok(tiers.adopt(shelf, keys, value))
+        let pages = tiers.adopt(shelf, keys, value, is_blocks && !has_draft);
+        self.log_below();
+        Ok(pages)
     }
 
     /// The keys under which lower tiers would be asked for the blocks of a prompt, from the first one on.
