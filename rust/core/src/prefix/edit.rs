@@ -148,11 +148,12 @@ impl Tree {
         self.forget_until(id);
         // The siblings' order does not change: the merged run begins with the same tokens.
         let place = self.place_of(parent, id, blocks);
-        let upper = std::mem::replace(self.node_mut(id), Node::new(scope, NodeId::NONE, 0, true));
+        let gone = Node::new(scope, NodeId::NONE, 0, true);
+        let mut upper = std::mem::replace(self.node_mut(id), gone);
         self.nodes.free(id.get());
         let classes = self.classes;
         let lower = self.node_mut(child);
-        lower.absorb(&upper, classes);
+        lower.absorb(&mut upper, classes);
         lower.parent = parent;
         self.node_mut(parent).children.replace(place, child);
     }
