@@ -8,12 +8,18 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     DeepseekV3Config,
+    FalconH1Config,
     Gemma3TextConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     MistralConfig,
+    NemotronHConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 
 import tandemkv as tkv
@@ -78,12 +84,99 @@ CONFIGS: dict[str, Any] = {
     ),
 }
 
+STATE_CONFIGS: dict[str, Any] = {
+    "bamba": lambda n: BambaConfig(
+        num_hidden_layers=n,
+        num_key_value_heads=2,
+        attn_layer_indices=[1],
+        mamba_n_heads=4,
+        mamba_d_head=32,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_chunk_size=8,
+        **_COMMON,
+    ),
+    "falcon_h1": lambda n: FalconH1Config(
+        num_hidden_layers=n,
+        num_key_value_heads=2,
+        head_dim=16,
+        mamba_n_heads=4,
+        mamba_d_head=32,
+        mamba_d_ssm=128,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_chunk_size=8,
+        **_COMMON,
+    ),
+    "nemotron_h": lambda n: NemotronHConfig(
+        layers_block_type=["mamba", "moe", "attention", "mamba"][:n],
+        num_key_value_heads=2,
+        head_dim=16,
+        mamba_num_heads=4,
+        mamba_head_dim=32,
+        n_groups=2,
+        ssm_state_size=16,
+        chunk_size=8,
+        time_step_min=1e-9,  # a bound that transformers applies to prompts, not to decode steps
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=32,
+        **_COMMON,
+    ),
+    "qwen3_next": lambda n: Qwen3NextConfig(
+        num_hidden_layers=n,
+        layer_types=["linear_attention", "full_attention", "linear_attention"][:n],
+        num_key_value_heads=2,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=12,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        # With larger weights, chunks of the delta rule and single steps differ by more than 1e-4.
+        **{**_COMMON, "initializer_range": 0.1},
+    ),
+    "granite": lambda n: GraniteMoeHybridConfig(
+        num_hidden_layers=n,
+        layer_types=["mamba", "attention", "mamba"][:n],
+        num_key_value_heads=2,
+        mamba_n_heads=4,
+        mamba_d_head=32,
+        mamba_d_state=16,
+        mamba_chunk_size=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=32,
+        **_COMMON,
+    ),
+    "qwen3_5": lambda n: Qwen3_5TextConfig(
+        num_hidden_layers=n,
+        layer_types=["linear_attention", "full_attention", "linear_attention"][:n],
+        num_key_value_heads=2,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=12,
+        **{**_COMMON, "initializer_range": 0.1},
+    ),
+}
+"""Models with recurrent states beside attention; each has a layer of every kind."""
 
-def make_model(name: str, *, num_layers: int = 2, seed: int = 0) -> Any:
-    """Return a model of two layers with random weights, in float32."""
+STATE_LAYERS = dict.fromkeys(STATE_CONFIGS, 3) | {"falcon_h1": 2, "nemotron_h": 4}
+
+
+def make_model(name: str, *, num_layers: int | None = None, seed: int = 0) -> Any:
+    """Return a model with random weights, in float32; of two layers, or as `STATE_LAYERS` says."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](num_layers), dtype=torch.float32)
+    num_layers = num_layers or STATE_LAYERS.get(name, 2)
+    config = (CONFIGS | STATE_CONFIGS)[name](num_layers)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return model.eval()
 
 
@@ -112,6 +205,7 @@ def make_managers(
     mode: str = "draft_target_one_model",
     keep_all_tokens: bool = False,
     max_num_tokens: int | None = 128,
+    **config: Any,
 ) -> tkv.Managers:
     """Return managers whose pools hold `max_tokens` tokens, rounded down to whole blocks."""
     speculative = None
@@ -131,6 +225,7 @@ def make_managers(
             enable_block_reuse=reuse,
             num_dummy_requests=0,
             max_num_tokens=max_num_tokens,
+            **config,
         ),
         speculative=speculative,
     )

@@ -160,12 +160,7 @@ def test_without_reuse_there_are_no_events() -> None:
     s.serve(tokens(8))
     s.ledger.reset_reuse_state()
     assert read(s) == []
-    assert s.ledger.core.event_snapshot() == {
-        "number": 0,
-        "blocks": [],
-        "host": [],
-        "disk": [],
-    }
+    assert s.ledger.core.event_snapshot() == {"number": 0, "blocks": []}
 
 
 def test_events_are_off_by_default() -> None:

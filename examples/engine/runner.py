@@ -11,7 +11,8 @@ import torch
 from transformers.cache_utils import Cache
 
 from tandemkv.integrations.engine.attention import attention_of
-from tandemkv.integrations.transformers import KvStore, check_model
+from tandemkv.integrations.transformers import KvStore, PagedCacheError, check_model
+from tandemkv.integrations.transformers.states import has_states
 from tandemkv.integrations.transformers.store import Slots
 from tandemkv.managers import Managers
 from tandemkv.managers.views import RoleView
@@ -54,6 +55,8 @@ class ModelRunner:
 
     def __init__(self, model: Any, managers: Managers, view: RoleView) -> None:
         check_model(model, view)
+        if has_states(view):
+            raise PagedCacheError("a model with recurrent states: the engine has attention only")
         self._model = model
         self._managers = managers
         self._store = KvStore(view)

@@ -6,10 +6,12 @@
 """
 
 from tandemkv.integrations.transformers.batch import PagedBatch
-from tandemkv.integrations.transformers.cache import PagedCache, PagedLayer
+from tandemkv.integrations.transformers.cache import PagedCache
 from tandemkv.integrations.transformers.errors import OutOfPagesError, PagedCacheError
 from tandemkv.integrations.transformers.generate import GenerationReport, PagedGenerator
 from tandemkv.integrations.transformers.geometry import check_model, geometry_of, windows_of
+from tandemkv.integrations.transformers.layers import PagedLayer
+from tandemkv.integrations.transformers.states import StateStore
 from tandemkv.integrations.transformers.store import KvStore
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "PagedCacheError",
     "PagedGenerator",
     "PagedLayer",
+    "StateStore",
     "check_model",
     "geometry_of",
     "windows_of",

@@ -12,8 +12,13 @@ from transformers.cache_utils import DynamicCache
 
 from tandemkv.integrations.transformers.cache import PagedCache
 from tandemkv.integrations.transformers.errors import PagedCacheError
-from tandemkv.integrations.transformers.geometry import check_model, windows_of
+from tandemkv.integrations.transformers.geometry import (
+    check_model,
+    check_rewinds,
+    windows_of,
+)
 from tandemkv.integrations.transformers.rows import PagedRows
+from tandemkv.integrations.transformers.states import StateStore
 from tandemkv.integrations.transformers.store import KvStore
 from tandemkv.managers import Managers
 
@@ -41,7 +46,7 @@ class PagedBatch:
 
     Raises:
         OutOfPagesError: the prompts do not fit.
-        PagedCacheError: a model that is not the one of the plan.
+        PagedCacheError: a model that is not the one of the plan, or a pair with recurrent states.
     """
 
     def __init__(
@@ -55,27 +60,28 @@ class PagedBatch:
         cache_salt: bytes | str | None = None,
         share: bool = True,
     ) -> None:
-        check_model(model, managers.target)
-        target = KvStore(managers.target)
-        draft: KvStore | None = None
+        views, models = [managers.target], [model]
         if assistant_model is not None:
             if managers.draft is None:
                 raise PagedCacheError("an assistant_model is given, but the plan has no draft")
-            check_model(assistant_model, managers.draft)
-            draft = KvStore(managers.draft)
+            views, models = [managers.target, managers.draft], [model, assistant_model]
+            for each in models:
+                check_rewinds(each)
+        stores = []
+        for view, each in zip(views, models, strict=True):
+            check_model(each, view)
+            stores.append((KvStore(view), StateStore(view, each), windows_of(each)))
         self.rows = PagedRows(
             managers,
             prompts,
             max_new_tokens=max_new_tokens,
             cache_salt=cache_salt,
             share=share,
-            with_draft=draft is not None,
+            with_draft=assistant_model is not None,
         )
         self.reused_tokens = self.rows.hits.copy()
-        self.cache = PagedCache(self.rows, target, windows_of(model))
-        self.draft_cache: PagedCache | None = None
-        if draft is not None:
-            self.draft_cache = PagedCache(self.rows, draft, windows_of(assistant_model))
+        self.cache, *others = (PagedCache(self.rows, *each) for each in stores)
+        self.draft_cache: PagedCache | None = others[0] if others else None
         self._hooks = _observe(model, self.cache, self.rows, adopt=False)
         if self.draft_cache is not None:
             self._hooks += _observe(assistant_model, self.draft_cache, self.rows, adopt=True)

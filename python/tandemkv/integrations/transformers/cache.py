@@ -7,136 +7,58 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, DummyLayer
 
 from tandemkv.integrations.transformers.errors import PagedCacheError
-from tandemkv.integrations.transformers.rows import PagedRows, Span
+from tandemkv.integrations.transformers.layers import (
+    PagedHybridLayer,
+    PagedLayer,
+    PagedStateLayer,
+)
+from tandemkv.integrations.transformers.rows import PagedRows
+from tandemkv.integrations.transformers.slots import Span
+from tandemkv.integrations.transformers.states import StateStore
 from tandemkv.integrations.transformers.store import KvStore, Slots
-
-
-class PagedLayer(CacheLayerMixin):
-    """One layer of a `PagedCache`: writes what a forward computes, and gathers what it reads.
-
-    Args:
-        cache: the cache that it belongs to, which knows the rows.
-        index: its number in the model.
-        window: tokens that it reads, the one in flight included; None: all.
-    """
-
-    is_croppable = True
-    supports_early_init = False
-
-    def __init__(self, cache: PagedCache, index: int, window: int | None) -> None:
-        super().__init__()
-        self._cache = cache
-        self._index = index
-        self._window = window
-        self.is_sliding = window is not None
-        self.is_initialized = True  # the pool is there before the first token
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the pool holds the memory."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the tokens of this forward and return all keys and values of the rows.
-
-        Args:
-            key_states: `[rows, heads, tokens, head size]`.
-            value_states: the same.
-
-        Returns:
-            `[rows, heads, columns, head size]` each; with a window, of the columns that any of
-            the tokens sees.
-
-        Raises:
-            PagedCacheError: no forward was announced, or it runs other tokens.
-        """
-        span = self._cache.span
-        if key_states.shape[0] != self._cache.batch_size or (
-            key_states.shape[2] != span.stop - span.start
-        ):
-            raise PagedCacheError(
-                f"layer {self._index} is given {key_states.shape[2]} tokens of "
-                f"{key_states.shape[0]} rows; the forward runs {span.stop - span.start} of "
-                f"{self._cache.batch_size}"
-            )
-        first = self.first_column(span.start)
-        return self._cache.exchange(self._index, key_states, value_states, first)
-
-    def first_column(self, start: int) -> int:
-        """Return the first column that is read by a forward that begins at `start`."""
-        return 0 if self._window is None else max(0, start + 1 - self._window)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many columns a forward of `query_length` tokens reads, and the first one."""
-        start = self.get_seq_length()
-        first = self.first_column(start)
-        return start + query_length - first, first
-
-    def get_seq_length(self) -> int:
-        """Return the columns whose KV is there, padding included."""
-        return self._cache.length
-
-    def get_max_length(self) -> int:
-        """Return -1: the pool limits all sequences together."""
-        return -1
-
-    def reset(self) -> None:
-        """Refuse: a cache serves one generation.
-
-        Raises:
-            PagedCacheError: always.
-        """
-        raise PagedCacheError(
-            "a paged cache cannot be reset: open a PagedBatch for each generation"
-        )
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: rows are shared by all layers.
-
-        Raises:
-            PagedCacheError: always.
-        """
-        raise PagedCacheError("crop, reorder and select a PagedCache as a whole, not one layer")
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Refuse, as `crop` does."""
-        self.crop(0)
-
-    def offload(self) -> None:
-        """Refuse: the ledger decides what lies where.
-
-        Raises:
-            PagedCacheError: always.
-        """
-        raise PagedCacheError("a paged cache is not offloaded by transformers")
 
 
 class PagedCache(Cache):
     """The KV of one role of a `PagedBatch`, as transformers' models take it (`cache=`).
 
-    A forward must be announced before its layers write: `attach` makes a model do that.
+    A forward must be announced before its layers write: `PagedBatch` makes its
+    models do that.
 
     Args:
         rows: the sequences.
-        store: the role's pool.
+        store: the role's KV.
+        states: the role's recurrent states.
         windows: tokens that each layer reads; None: all. See `windows_of`.
     """
 
-    def __init__(self, rows: PagedRows, store: KvStore, windows: Sequence[int | None]) -> None:
+    def __init__(
+        self,
+        rows: PagedRows,
+        store: KvStore,
+        states: StateStore,
+        windows: Sequence[int | None],
+    ) -> None:
         self._rows = rows
         self._store = store
+        self._states = states
         self._span: Span | None = None
         self._read: dict[int, Slots] = {}
         self._write: dict[int, Slots] = {}
         self._written: tuple[torch.Tensor, torch.Tensor] | None = None
         self.forwards = 0
         self.computed_tokens = 0
-        super().__init__(
-            layers=[PagedLayer(self, index, window) for index, window in enumerate(windows)]
-        )
+        super().__init__(layers=[self._layer(*item) for item in enumerate(windows)])
+
+    def _layer(self, index: int, window: int | None) -> Any:
+        has_kv, has_state = index in self._store.layers, index in self._states.layers
+        if has_kv and has_state:
+            return PagedHybridLayer(self, index, window)
+        if has_state:
+            return PagedStateLayer()
+        return PagedLayer(self, index, window) if has_kv else DummyLayer()
 
     def __repr__(self) -> str:
         return f"PagedCache({self._store.role}, {self.batch_size} rows, {self.length} columns)"
@@ -160,8 +82,7 @@ class PagedCache(Cache):
         """
         if self._span is None:
             raise PagedCacheError(
-                "a layer writes to a PagedCache outside a forward of an attached model; see "
-                "PagedBatch.attach"
+                "a layer writes to a PagedCache outside a forward of a model of its PagedBatch"
             )
         return self._span
 
@@ -171,23 +92,38 @@ class PagedCache(Cache):
         """Announce a forward of `tokens`, int `[rows, tokens]`; see `PagedRows.begin`."""
         self._span = None
         span = self._rows.begin(self._store.role, tokens.cpu().numpy().astype(np.int64))
-        for number, copies in enumerate(self._rows.take_copies()):
-            source, destination = (self._store.slots(torch.from_numpy(one)) for one in copies)
-            self._store.copy(number, source, destination)
+        for number, *copies in self._rows.take_copies():
+            source, destination = (torch.from_numpy(one) for one in copies)
+            if number == self._states.class_index:
+                self._states.copy(source, destination)
+            else:
+                self._store.copy(number, self._store.slots(source), self._store.slots(destination))
         rows, columns = (torch.from_numpy(axis) for axis in np.nonzero(span.writes))
         self._written = rows, columns
         for number in self._store.classes:
             slots = torch.from_numpy(span.slots[number])
             self._read[number] = self._store.slots(slots)
             self._write[number] = self._store.slots(slots[rows, columns + span.start])
+        self._load_states(span)
         self._span = span
         self.forwards += 1
         self.computed_tokens += span.writes.size
 
     def end_forward(self) -> None:
         """Say that the forward is through."""
+        for layer in self._states.layers:
+            self._states.write(layer, self._state_pages, self.layers[layer].save())
         self._rows.finish_forward(self._store.role, self.span.stop)
         self._span = None
+
+    def _load_states(self, span: Span) -> None:
+        """Give the layers the states of the rows; those of new rows are 0, as page 0 is."""
+        if self._states.class_index is None:
+            return
+        self._state_pages = torch.from_numpy(span.slots[self._states.class_index])
+        pages = torch.where(torch.from_numpy(span.new), 0, self._state_pages)
+        for layer in self._states.layers:
+            self.layers[layer].load(self._states.read(layer, pages) if pages.any() else None)
 
     def exchange(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, first: int

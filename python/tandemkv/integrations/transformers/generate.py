@@ -9,6 +9,7 @@ import torch
 
 from tandemkv.integrations.transformers.batch import PagedBatch
 from tandemkv.integrations.transformers.errors import PagedCacheError
+from tandemkv.integrations.transformers.geometry import check_rewinds
 from tandemkv.managers import Managers
 
 
@@ -91,6 +92,8 @@ class PagedGenerator:
             for name in ("num_beams", "num_return_sequences")
         }
         repeats = max(options.values())
+        if kwargs.get("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens):
+            check_rewinds(self.model)
         if self.assistant_model is not None:
             kwargs["assistant_model"] = self.assistant_model
         rewound = self.managers.stats().ledger["rewound_tokens"]

@@ -16,6 +16,9 @@ from tandemkv.managers.views import RoleView
 KV_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 """The dtypes in which a model may hand its keys and values to a pool."""
 
+STATE_DTYPE = "fp32"
+"""The dtype of recurrent states in transformers, whatever a model computes in."""
+
 
 def geometry_of(
     model: Any, *, role: Role = "target", keep_all_tokens: bool = False
@@ -41,7 +44,9 @@ def geometry_of(
             field="dtype",
             value=str(model.dtype),
         )
-    geometry = ModelGeometry.from_hf(config.to_dict(), kv_dtype=KV_DTYPES[model.dtype])
+    dtype = KV_DTYPES[model.dtype]
+    data = {**config.to_dict(), "dtype": str(model.dtype).removeprefix("torch.")}
+    geometry = ModelGeometry.from_hf(data, kv_dtype=dtype, state_dtype=STATE_DTYPE)
     layers = geometry.layers
     if keep_all_tokens:
         layers = tuple(_without_window(layer) for layer in layers)
@@ -81,7 +86,27 @@ def check_model(model: Any, view: RoleView) -> None:
             )
 
 
+def check_rewinds(model: Any) -> None:
+    """Refuse a model for assisted generation that cannot take back tokens.
+
+    Raises:
+        PagedCacheError: names the model type.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if any(part.kind == "state" for layer in geometry_of(model).layers for part in layer.parts):
+        raise PagedCacheError(
+            f"assisted generation with {config.model_type!r}: generate cannot take back tokens of "
+            "recurrent states, in transformers' own cache neither; generate without an assistant, "
+            "or see the example engine"
+        )
+
+
 def _describe(layer: Layer) -> str:
     fields = ("num_kv_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim", "window", "kv_dtype")
-    values = ((name, getattr(layer, name)) for name in fields)
-    return f"{layer.kind} with " + ", ".join(f"{n} {v}" for n, v in values if v is not None)
+    values = [(name, getattr(layer, name)) for name in fields]
+    values += [
+        (item.name, f"{item.split_units} * {item.unit_elements} {item.dtype}")
+        for item in layer.state_buffers
+    ]
+    text = f"{layer.kind} with " + ", ".join(f"{n} {v}" for n, v in values if v is not None)
+    return " beside ".join((text, *map(_describe, layer.beside)))

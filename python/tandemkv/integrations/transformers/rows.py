@@ -15,33 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemkv.integrations.transformers.errors import OutOfPagesError, PagedCacheError
+from tandemkv.integrations.transformers.slots import Copies, RowSlots, Span
 from tandemkv.integrations.transformers.store import stream_of
 from tandemkv.managers import Batch, Managers
 
 _serial = itertools.count()
 
 Tokens = NDArray[np.int64]
-Copies = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Slots to copy from and to, int64 `[tokens]` each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The columns that one forward of one model runs.
-
-    Attributes:
-        start: the first one; KV of earlier ones is there already.
-        stop: the one after the last.
-        slots: per cache class int64 `[rows, stop]`, where each column's KV is; a slot of page 0 for
-            padding, and for what is behind the class's window.
-        writes: bool `[rows, stop - start]`, the columns that are written. Padding is not, and
-            neither is what a prefix hit brought.
-    """
-
-    start: int
-    stop: int
-    slots: tuple[NDArray[np.int64], ...]
-    writes: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +80,7 @@ class PagedRows:
         self._told = self._width  # columns whose tokens are here
         self._ran = False  # the target has run all that the steps gave room for
         self._selection: NDArray[np.int64] | None = None
-        self._num_classes = len(managers.limits.classes)
+        self._slots = RowSlots(managers)
         self._moved: list[Copies] = []
         self.is_open = True
         batch = Batch(
@@ -114,9 +94,22 @@ class PagedRows:
         )
         self._grant(batch, self._width)
         self.hits = self._managers.hit_lengths(self._ids).astype(np.int64)
-        start = int((self._pads + self.hits).min())
+        start = self._first_column()
         self._ends = {"target": start, "draft": start}
         self._draft_valid = self.hits.copy()
+
+    def _first_column(self) -> int:
+        """Return the column where all rows can start.
+
+        Attention may run what is there already, and not write it. A state cannot: a row starts
+        at its snapshot, or from nothing.
+        """
+        starts = self._pads + self.hits
+        first = int(starts.min())
+        if self._slots.has_states:
+            fits = [c for c in {0, *starts} if ((starts == c) | (self._pads >= c)).all()]
+            first = int(max(fits))
+        return first
 
     # --- lengths ------------------------------------------------------------------------------
 
@@ -168,7 +161,7 @@ class PagedRows:
             self._settle()
             if stop > self._room:
                 self._prepare(stop)
-        return self._span(start, stop)
+        return self._slots.span(self._ids, start, stop, pads=self._pads, hits=self.hits)
 
     def finish_forward(self, role: str, stop: int) -> None:
         """Say that a forward is through: KV of the role is there up to column `stop`."""
@@ -208,7 +201,7 @@ class PagedRows:
         self._selection = index if current is None else current[index]
 
     def take_copies(self) -> list[Copies]:
-        """Return what to copy before the forward, per cache class, once; mostly nothing."""
+        """Return what to copy before the forward, once; mostly nothing."""
         copies, self._moved = self._moved, []
         return copies
 
@@ -361,8 +354,11 @@ class PagedRows:
         self._selection = None
         self._admit_copies(start, is_first)
         copies = np.flatnonzero(~is_first)
-        sources = [old_ids[source] for source in index[copies].tolist()]
-        self._copy_pages(copies, sources, start)
+        if len(copies):
+            sources = [old_ids[source] for source in index[copies].tolist()]
+            ids = [self._ids[row] for row in copies.tolist()]
+            lens = (start - self._pads[copies]).astype(np.int32)
+            self._moved += self._slots.copies(sources, ids, lens)
 
     def _admit_copies(self, start: int, is_first: NDArray[np.bool_]) -> None:
         lens = start + 1 - self._pads
@@ -381,51 +377,6 @@ class PagedRows:
         )
         self._known = start + 1
         self._grant(batch, start + 1)
-
-    def _copy_pages(self, copies: NDArray[np.int64], sources: list[Hashable], start: int) -> None:
-        """Queue copies of what new rows do not share with the rows that they come from."""
-        if not len(copies):
-            return
-        ids = [self._ids[row] for row in copies.tolist()]
-        lens = (start - self._pads[copies]).astype(np.int32)
-        hits = self._managers.hit_lengths(ids)
-        for number in range(self._num_classes):
-            to = self._token_rows(ids, lens, number)
-            source_slots, target_slots = [], []
-            for item, source in enumerate(sources):
-                rows = self._token_rows([source], lens[item : item + 1], number)
-                own = slice(hits[item], lens[item])
-                source_slots.append(rows[0, own])
-                target_slots.append(to[item, own])
-            came_from, went_to = np.concatenate(source_slots), np.concatenate(target_slots)
-            # Behind a window there is nothing to copy from.
-            there = came_from >= self._managers.limits.tokens_per_block
-            self._moved.append((came_from[there], went_to[there]))
-
-    def _token_rows(
-        self, ids: Sequence[Hashable], lens: NDArray[np.int32], class_index: int
-    ) -> NDArray[np.int64]:
-        tables = self._managers.tables
-        rows: NDArray[np.int32] = tables.token_rows(ids, kv_lens=lens, class_index=class_index)
-        return rows.astype(np.int64)
-
-    # --- slots --------------------------------------------------------------------------------
-
-    def _span(self, start: int, stop: int) -> Span:
-        lens = np.maximum(stop - self._pads, 0).astype(np.int32)
-        columns = np.arange(start, stop)
-        writes = columns >= (self._pads + self.hits)[:, None]
-        slots = []
-        for number in range(self._num_classes):
-            rows = self._token_rows(self._ids, lens, number)
-            own = np.zeros((self.num_rows, stop), np.int64)
-            pairs = zip(self._pads.tolist(), lens.tolist(), strict=True)
-            for row, (pad, length) in enumerate(pairs):
-                own[row, pad : pad + length] = rows[row, :length]
-            if (own[:, start:][writes] < self._managers.limits.tokens_per_block).any():
-                raise PagedCacheError(f"class {number} has no page for a token that runs")
-            slots.append(own)
-        return Span(start, stop, tuple(slots), writes)
 
     def _check(self, tokens: Tokens) -> None:
         if not self.is_open:

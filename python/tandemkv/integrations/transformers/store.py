@@ -28,44 +28,51 @@ class KvStore:
         view: `managers.target` or `managers.draft`, built with `backend="torch"` and the token
             axis first (`kv_layout="NHD"`).
 
+    Attributes:
+        device: where the pools lie.
+
     Raises:
-        PagedCacheError: a pool that holds no torch memory, or has another order.
+        PagedCacheError: a pool that holds no torch memory, or has another order; or layers that
+            keep something else.
     """
 
     def __init__(self, view: RoleView) -> None:
         self.role = view.role
         self.num_layers = view.num_layers
-        self.tokens_per_block = view.pools[0].layout.tokens_per_block
-        self._buffers: list[list[torch.Tensor]] = []
-        self._latent_rank: list[int] = []
-        self._classes: list[int] = []
-        for index, layer in enumerate(view.layers):
-            pools = view.pools_of(index)
-            names = pools[0].layout.names(index)
-            if len(pools) > 1 or names not in (("key", "value"), ("latent",)):
-                found = ", ".join(name for pool in pools for name in pool.layout.names(index))
-                raise PagedCacheError(
-                    f"layer {index} of the {view.role} keeps {found}; supported: key and value, or "
-                    "a latent"
-                )
-            _check_pool(pools[0], view.role)
-            self._buffers.append([pools[0].view(index, name) for name in names])
-            self._latent_rank.append(layer.kv_lora_rank or 0)
-            self._classes.append(pools[0].class_index)
+        self._buffers: dict[int, list[torch.Tensor]] = {}
+        self._latent_rank: dict[int, int] = {}
+        self._classes: dict[int, int] = {}
+        pools = [pool for pool in view.pools if not pool.layout.holds_states]
+        for pool in pools:
+            check_pool(pool, view.role)
+            for index in pool.layout.layers:
+                names = pool.layout.names(index)
+                if index in self._buffers or names not in (("key", "value"), ("latent",)):
+                    raise PagedCacheError(
+                        f"layer {index} of the {view.role} keeps {', '.join(names)} in class "
+                        f"{pool.class_index}; supported: key and value, or a latent"
+                    )
+                self._buffers[index] = [pool.view(index, name) for name in names]
+                self._latent_rank[index] = view.layers[index].kv_lora_rank or 0
+                self._classes[index] = pool.class_index
+        if not pools:
+            raise PagedCacheError(f"the {view.role} has no layer with attention")
+        self.tokens_per_block = pools[0].layout.tokens_per_block
+        self.device: torch.device = pools[0].buffer.device
 
     @property
     def classes(self) -> tuple[int, ...]:
         """The cache classes of its layers, ascending."""
-        return tuple(sorted(set(self._classes)))
+        return tuple(sorted(set(self._classes.values())))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that keep KV, ascending."""
+        return tuple(sorted(self._classes))
 
     def class_of(self, layer: int) -> int:
         """Return the cache class of a layer, whose block table says where its tokens are."""
         return self._classes[layer]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the pool lies."""
-        return self._buffers[0][0].device
 
     def slots(self, numbers: torch.Tensor) -> Slots:
         """Return page and offset of slot numbers, `page * tokens_per_block + offset`, int64."""
@@ -116,13 +123,18 @@ class KvStore:
 
     def copy(self, class_index: int, source: Slots, destination: Slots) -> None:
         """Copy tokens of all layers of a class from slot to slot."""
-        for layer, buffers in enumerate(self._buffers):
+        for layer, buffers in self._buffers.items():
             if self._classes[layer] == class_index:
                 for buffer in buffers:
                     buffer[destination] = buffer[source]
 
 
-def _check_pool(pool: Pool, role: str) -> None:
+def check_pool(pool: Pool, role: str) -> None:
+    """Refuse a pool whose memory models cannot use.
+
+    Raises:
+        PagedCacheError: it holds no torch memory, or has another order.
+    """
     if not pool.materialized or pool.backend != "torch":
         raise PagedCacheError(
             f"the pool of the {role} is {pool!r}; build_managers(..., backend='torch') is needed"

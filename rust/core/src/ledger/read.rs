@@ -209,7 +209,6 @@ impl Ledger {
             cached_blocks: self.tree.cached(),
             leases: self.leases.count(),
             pinned_blocks: self.tree.leased(),
-            guarded_blocks: self.tree.shares.guarded(),
             counters: self.counters,
         }
     }

@@ -64,8 +64,7 @@ impl Tree {
         let classes = self.classes;
         let node = self.node_mut(id);
         fill(node, incoming, classes);
-        let (scope, blocks) = (node.scope, crate::ids::count(incoming.blocks.len()));
-        self.count(scope, |counts| counts.cached += blocks);
+        self.cached += crate::ids::count(incoming.blocks.len());
     }
 
     /// Makes a child of a pinned node and moves one pin down to it.
@@ -82,8 +81,7 @@ impl Tree {
         node.retention = incoming.retention;
         node.pins = 1;
         fill(&mut node, incoming, self.classes);
-        let entered = node.len();
-        self.count(node.scope, |counts| counts.cached += entered);
+        self.cached += node.len();
         let key = self.key(blocks, &node);
         let place = self.lower_bound(blocks, parent, incoming.draft_valid, &key);
         let head = self.head(blocks, incoming.draft_valid, &key);
@@ -148,12 +146,11 @@ impl Tree {
         self.forget_until(id);
         // The siblings' order does not change: the merged run begins with the same tokens.
         let place = self.place_of(parent, id, blocks);
-        let gone = Node::new(scope, NodeId::NONE, 0, true);
-        let mut upper = std::mem::replace(self.node_mut(id), gone);
+        let upper = std::mem::replace(self.node_mut(id), Node::new(scope, NodeId::NONE, 0, true));
         self.nodes.free(id.get());
         let classes = self.classes;
         let lower = self.node_mut(child);
-        lower.absorb(&mut upper, classes);
+        lower.absorb(&upper, classes);
         lower.parent = parent;
         self.node_mut(parent).children.replace(place, child);
     }
@@ -249,8 +246,7 @@ impl Tree {
     ) {
         let place = self.place_of(self.node(id).parent, id, store.blocks);
         self.leave_inactive(id, steps);
-        let scope = self.node(id).scope;
-        self.count(scope, |counts| counts.cached -= 1);
+        self.cached -= 1;
         let fence = (!steps.passed(self.node(id).stamp)).then_some(steps);
         let block = self.node(id).blocks()[0];
         let alike = self.node(id).draft_valid == draft_valid;

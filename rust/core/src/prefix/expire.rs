@@ -84,9 +84,9 @@ impl Tree {
                 if left == 0 || !steps.passed(stamp) {
                     break;
                 }
-                let (taken, scope) = (len.min(left), self.node(id).scope);
+                let taken = len.min(left);
                 self.evict_tail(id, taken, store, steps);
-                self.uncount_evictable(scope, taken);
+                self.uncount_evictable(taken);
                 left -= taken;
                 if taken < len {
                     break;

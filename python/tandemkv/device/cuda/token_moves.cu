@@ -1,1 +1,0 @@
-../../../../cuda/token_moves.cu
