@@ -160,7 +160,12 @@ def test_without_reuse_there_are_no_events() -> None:
     s.serve(tokens(8))
     s.ledger.reset_reuse_state()
     assert read(s) == []
-    assert s.ledger.core.event_snapshot() == {"number": 0, "blocks": []}
+    assert s.ledger.core.event_snapshot() == {
+        "number": 0,
+        "blocks": [],
+        "host": [],
+        "disk": [],
+    }
 
 
 def test_events_are_off_by_default() -> None:

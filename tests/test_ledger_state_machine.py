@@ -43,9 +43,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pair.apply(*operations.grow(self.pair, pick_from(data)))
 
     @rule(data=DATA)
-    def lease(self, data: st.DataObject) -> None:
+    def keep(self, data: st.DataObject) -> None:
         pick = pick_from(data)
-        kind = (operations.pin, operations.unpin)[pick(0, 1)]
+        kind = (operations.pin, operations.unpin, operations.set_quota)[pick(0, 2)]
         self.pair.apply(*kind(self.pair, pick))
 
     @rule(data=DATA)

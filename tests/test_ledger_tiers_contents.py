@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from reference import configs
 from reference.lifetimes import FULL, STATE
+from reference.mirror import Mirror
 from reference.scenario import Scenario
 from test_ledger_contents import Device, Engine, Running
 
@@ -95,6 +96,7 @@ class TieredEngine(Engine):
         self.tiers = Tiers(self.device, rng, fail)
         self.waiting: dict[int, Running] = {}
         self.left = 0
+        self.mirror = Mirror()
 
     def step(self) -> None:
         for handle, request in list(self.running.items()):
@@ -112,13 +114,29 @@ class TieredEngine(Engine):
         for handle in list(self.waiting):
             self._look_after(handle)
         for handle in list(self.running):
+            request = self.running[handle]
             quiet = not self.s.sequence(handle)["outstanding"]
+            quiet = quiet and len(request.text) < request.max_total
             if quiet and rng.random() < 0.05:
                 self.s.ledger.core.suspend(np.array([handle]), np.ones(1, np.uint8))
-                request = self.running.pop(handle)
+                del self.running[handle]
                 request.prompt_length = len(request.text)
                 self.waiting[handle] = request
         self.s.ledger.core.validate()
+        self.read_events()
+
+    def read_events(self) -> None:
+        """Follow the events; they must tell what the ledger holds on each tier."""
+        for event in self.tiers.core.events(self.mirror.number):
+            self.mirror.apply(event)
+        snapshot = self.tiers.core.event_snapshot()
+        assert self.mirror.below == {tier: set(snapshot[tier]) for tier in self.mirror.below}
+        for shelf in self.tiers.core.tier_stats()["shelves"]:
+            if shelf["classes"][0] == 0:
+                held = shelf["writing"] + shelf["valid"]
+                keys = len(self.mirror.below[shelf["tier"]])
+                # With a draft, several entries can be copies of one key; dropped ones are told.
+                assert keys <= held
 
     def _look_after(self, handle: int) -> None:
         out = np.zeros(1, np.uint8)
@@ -213,6 +231,7 @@ def tiered(seed: int, kind: str, fail: float, disk: bool) -> TieredEngine:
         policy=rng.choice(("lru", "lfu", "adaptive")),
     )
     fields = {**asdict(s.config), "num_pages": list(s.config.num_pages)}
+    fields["events"] = 4096
     fields["host_pages"] = [rng.randint(4, 40) for _ in lifetimes]
     fields["disk_pages"] = [rng.randint(4, 80) for _ in lifetimes] if disk else None
     s.ledger.core = _core.Ledger(**fields)
@@ -251,5 +270,10 @@ def test_steps_read_what_their_tokens_left_on_any_tier(
     if fail == 0:
         assert stats["loaded_blocks"] > 0
         assert stats["missed_load_tokens"] == 0 or engine.left
+    engine.read_events()
+    core.reset_reuse_state()
+    engine.read_events()
+    assert engine.mirror.below == {"host": set(), "disk": set()}
     for shelf in core.tier_stats()["shelves"]:
+        assert shelf["free"] == shelf["total"]
         assert shelf["free"] + shelf["valid"] == shelf["total"]

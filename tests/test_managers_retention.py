@@ -125,3 +125,29 @@ def test_errors_name_the_argument_and_change_nothing() -> None:
     with pytest.raises(LedgerError, match="7"):
         retention.unpin(7)
     assert managers.ledger.digest() == before
+
+
+def test_a_quota_keeps_a_tenants_cache() -> None:
+    managers = managers_of_eight_pages()
+    managers.retention.set_quota(3, adapter=("sql", 1), cache_salt="tenant")
+    serve(managers, "a", adapters=("sql", 1), cache_salts="tenant")
+    serve(managers, "b", adapters=("sql", 1), cache_salts="tenant")
+    for name in "cdefcdef":
+        serve(managers, name)
+    [quota] = managers.ledger.quotas()
+    assert (quota["floor_blocks"], quota["cached_blocks"]) == (3, 3)
+    managers.drop_scope(("sql", 1), "tenant")
+    assert managers.ledger.quotas() == []
+
+
+def test_a_quota_of_the_plain_scope() -> None:
+    managers = managers_of_eight_pages()
+    managers.retention.set_quota(2, 4)
+    [quota] = managers.ledger.quotas()
+    assert (quota["scope"], quota["floor_blocks"], quota["ceiling_blocks"]) == (0, 2, 4)
+    with pytest.raises(LedgerError, match=r"must be in 0\.\.=6"):
+        managers.retention.set_quota(7, cache_salt="other")
+    with pytest.raises(BatchError, match="adapters"):
+        managers.retention.set_quota(1, adapter="sql")  # type: ignore[arg-type]
+    managers.retention.set_quota(0)
+    assert managers.ledger.quotas() == []

@@ -298,6 +298,18 @@ class Ledger:
         """
     def unpin(self, lease: int) -> bool:
         """End a lease; False if it had ended before."""
+    def set_quota(self, scope: int, floor_blocks: int, ceiling_blocks: int | None = None) -> None:
+        """Say how many blocks of the tree a scope keeps while others need room.
+
+        Allocations for other scopes evict none of its blocks at or below `floor_blocks`; blocks
+        above `ceiling_blocks` are evicted before all others. Floor 0 without a ceiling ends it.
+
+        Raises:
+            LedgerError: a scope that is not held, a ceiling below the floor, or a floor beyond what
+                other floors and open sequences leave; see "Quotas" in docs/eviction.md.
+        """
+    def quotas(self) -> list[dict[str, Any]]:
+        """Return the quotas by scope, with the blocks cached, evictable and guarded in each."""
     def retain(
         self, handle: _I64, start: _I64, end: _I64, priority: _I32, duration_ms: _I64
     ) -> None:
@@ -369,10 +381,17 @@ class Ledger:
         Nothing changes, recency included.
         """
     def fits_blocks(
-        self, length: _I64, hit: _I64, first: _I32, max_total: _I64, answer: _I32
+        self,
+        length: _I64,
+        hit: _I64,
+        first: _I32,
+        max_total: _I64,
+        answer: _I32,
+        scope: _I32 | None = None,
     ) -> int:
         """Write the same for prompts of known length and hit, in constant time per class.
 
+        `scope` is that of each prompt; None: 0 for all.
         It counts every block of a hit as evictable now, so it never says 0 where `admit` refuses;
         a -1 may be wrong where open sequences stand on the hit already. With hit 0 it is exact.
         """
@@ -407,15 +426,19 @@ class Ledger:
     def events(self, after: int = 0) -> list[dict[str, Any]]:
         """Return the events with numbers above `after`, oldest first.
 
-        Each has `number`, `kind` and `tier` (`device`), and
-        `stored`: `parent` (a key, or None), `keys`, `tokens` (int32, -1 where media begin),
+        Each has `number`, `kind` and `tier` (`device`, `host`, `disk`), and
+        `stored`: on host and disk `keys`; on the device `parent` (a key, or None), `keys`,
+        `tokens` (int32, -1 where media begin),
         `tokens_per_block`, `adapter`, `salt`, `media` (list of (position, length, digest));
-        `removed`: `keys`, `reason` (`evicted` or `dropped`); `cleared`: nothing more.
+        `removed`: `keys`, `reason` (`evicted`, `dropped`, `failed`); `cleared`: nothing more.
 
         Raises `EventGapError` if some of them are not kept any more: take `event_snapshot()`.
         """
     def event_snapshot(self) -> dict[str, Any]:
-        """Return `number`, that of the last event, and `blocks`: all there is, as stored events."""
+        """Return `number`, that of the last event, and what there is.
+
+        `blocks`: on the device, as stored events; `host` and `disk`: keys.
+        """
     def transfers(self, out: _I64, keys: _U8 | None = None) -> int:
         """Hand out planned copies between tiers, in order; return how many rows there are.
 
@@ -445,13 +468,25 @@ class Ledger:
 
         `keys` is [n, 32], `pages` [n]: free pages of the class there. Return n.
         """
+    def adopt(self, class_index: int, keys: _U8, pages: _I32) -> int:
+        """Offer the host what came from elsewhere, the first key first.
+
+        Return how many got a page. `keys` is [n, 32]. Writes to `pages`, [n], the page of each that
+        got one, and -1 for those that have an entry already or found no room. The copies are valid:
+        their pages have to be filled before anything else is asked of the ledger or its executor.
+        """
+    def tier_keys(self, tokens: _Tokens, scope: int = 0, draft_valid: bool = True) -> _U8:
+        """Return the keys of a prompt's blocks on lower tiers, `[n, 32]`, from the first one on.
+
+        Those that an admission of these tokens would ask for. `draft_valid`: with draft KV.
+        """
     def tier_stats(self) -> dict[str, Any]:
         """Return pages and counters of lower tiers.
 
         `shelves`: a list of `tier`, `classes`, and pages by state: `total`, `free`, `writing`,
         `valid`, and parts of valid: `spare`, `pinned`. `counters`: `device_to_host`,
         `device_to_disk`, `host_to_disk`, `host_to_device`, `disk_to_device`, `failed`, `renewed`,
-        `rejected`, `lost`, `restored`. `open_transfers`: those not completed.
+        `rejected`, `lost`, `restored`, `adopted`. `open_transfers`: those not completed.
         """
     def match_tiers(
         self, tokens: _Tokens, scope: int = 0, draft_from: int | None = None
@@ -477,7 +512,8 @@ class Ledger:
         cached: `protected`, `evictable`, per class, and `promised`, the pages that admissions count
         on; `open_sequences`, `suspended_sequences` among
         them, `promised`, `open_steps`, `newest_step`, `nodes`, `cached_blocks`, `leases`,
-        `pinned_blocks`, and the counters `admitted`, `forked`, `refused_forks`, `suspended`,
+        `pinned_blocks`, `guarded_blocks`, and the counters `admitted`, `forked`, `refused_forks`,
+        `suspended`,
         `resumed`, `refused_resumes`, `resumed_tokens`, `resumed_hit_tokens`, `refused_leases`,
         `expired_blocks`, `refused_now`, `refused_never`, `refused_rows`, `prompt_tokens`,
         `hit_tokens`, `loaded_blocks`, `missed_load_tokens`, `refused_loading`,

@@ -293,3 +293,7 @@ class TierError(TandemkvError, ValueError):
     def __init__(self, message: str, *, tier: str = "") -> None:
         super().__init__(message)
         self.tier = tier
+
+
+class StoreError(TandemkvError, ValueError):
+    """An outer store is used in a way that cannot work, or cannot be reached when it is opened."""

@@ -30,6 +30,7 @@ class FakeStream:
     def __init__(self, non_blocking: bool = True, *, ptr: int | None = None) -> None:
         self.ptr = id(self) if ptr is None else ptr
         self.queue: list[Callable[[], None]] = []
+        FakeCuda.streams[self.ptr] = self
 
     def __enter__(self) -> FakeStream:
         FakeCuda.current.append(self)
@@ -48,6 +49,9 @@ class FakeStream:
         """Run the first `count` pieces of work."""
         for _ in range(count):
             self.queue.pop(0)()
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.queue.append(event.synchronize)
 
     @staticmethod
     def from_external(stream: Any) -> FakeStream:
@@ -120,15 +124,16 @@ class FakeCuda:
     """The module `cupy` and, as `empty_pinned`, what is used of `cupyx`."""
 
     current: list[FakeStream]
-    streams: dict[int, FakeStream]
+    streams: dict[int, FakeStream] = {}  # noqa: RUF012 (anew for each fake)
 
-    def __init__(self, shim: harness.Shim) -> None:
+    def __init__(self, shim: harness.Shim | None) -> None:
         self._shim = shim
         self._regions: list[tuple[int, int, int]] = []
         self._kept: list[Any] = []
         self.launches: list[tuple[str, FakeStream]] = []
-        FakeCuda.current = [FakeStream(ptr=0)]
+        self.copies = 0
         FakeCuda.streams = {}
+        FakeCuda.current = [FakeStream(ptr=0)]
         self.cuda = SimpleNamespace(
             is_available=lambda: True,
             Device=self._device,
@@ -139,17 +144,20 @@ class FakeCuda:
                 getDeviceCount=lambda: 1,
                 pointerGetAttributes=self._attributes,
                 memcpyAsync=self._copy,
+                memcpy2DAsync=self._copy_rows,
+                hostRegister=self._register,
+                hostUnregister=self._unregister,
+                CUDARuntimeError=RuntimeError,
                 memoryTypeUnregistered=UNREGISTERED,
                 memoryTypeDevice=DEVICE,
                 memcpyHostToDevice=1,
+                memcpyDeviceToHost=2,
             ),
         )
 
     def stream(self) -> FakeStream:
         """Return a new stream, known by its address as well."""
-        stream = FakeStream()
-        FakeCuda.streams[stream.ptr] = stream
-        return stream
+        return FakeStream()
 
     def place(self, host: np.ndarray[Any, Any], kind: int) -> None:
         """Note memory that was allocated here."""
@@ -203,14 +211,44 @@ class FakeCuda:
         return SimpleNamespace(type=kinds[-1] if kinds else UNREGISTERED, device=0)
 
     def _copy(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
-        assert (self._attributes(target).type, kind) == (DEVICE, 1)
-        assert self._attributes(source).type == HOST
-        queue = next(item for item in FakeCuda.streams.values() if item.ptr == stream).queue
-        queue.append(lambda: ctypes.memmove(target, source, size) and None)
+        self._copy_rows(target, size, source, size, size, 1, kind, stream)
+
+    def _copy_rows(  # noqa: PLR0917 (CuPy's order)
+        self,
+        target: int,
+        target_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        height: int,
+        kind: int,
+        stream: int,
+    ) -> None:
+        assert width <= min(target_pitch, source_pitch)
+        ends = {1: (DEVICE, HOST), 2: (HOST, DEVICE)}[kind]
+        starts = ((target, target_pitch), (source, source_pitch))
+        for (start, pitch), end in zip(starts, ends, strict=True):
+            assert self._attributes(start).type == end
+            assert self._attributes(start + (height - 1) * pitch + width - 1).type == end
+        self.copies += 1
+
+        def run() -> None:
+            for row in range(height):
+                ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
+
+        FakeCuda.streams[stream].queue.append(run)
+
+    def _register(self, pointer: int, size: int, flags: int) -> None:
+        assert flags == 0
+        self._regions.append((pointer, pointer + size, HOST))
+
+    def _unregister(self, pointer: int) -> None:
+        (region,) = [region for region in self._regions if region[0] == pointer]
+        self._regions.remove(region)
 
 
 @contextmanager
-def installed(shim: harness.Shim) -> Iterator[FakeCuda]:
+def installed(shim: harness.Shim | None) -> Iterator[FakeCuda]:
     """Put the fake in CuPy's place, and forget afterwards what was compiled with it."""
     fake = FakeCuda(shim)
     kernels.load.cache_clear()

@@ -20,9 +20,11 @@ from tandemkv.device.launches import (
     CopyArguments,
     Launch,
     MoveArguments,
+    TokenMoveArguments,
     UpdateArguments,
     copy_launch,
     move_launch,
+    token_move_launch,
     update_launch,
 )
 from tandemkv.device.page_moves import PageSegments
@@ -173,6 +175,11 @@ class Shim:
         pointer = segments.descriptors.ctypes.data
         self.launch(move_launch(arguments, pointer, len(segments), segments.units_max))
 
+    def move_tokens(self, arguments: TokenMoveArguments, segments: PageSegments) -> None:
+        """Stand in for the backend's `apply_token_moves`."""
+        pointer = segments.descriptors.ctypes.data
+        self.launch(token_move_launch(arguments, pointer, len(segments), segments.token_units_max))
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Let the public calls run this library in place of the NumPy backend."""
@@ -180,5 +187,6 @@ class Shim:
             mock.patch.object(cpu_backend, "copy_batch_block_offsets", self.copy),
             mock.patch.object(cpu_backend, "apply_block_table_updates", self.update),
             mock.patch.object(cpu_backend, "apply_page_moves", self.move),
+            mock.patch.object(cpu_backend, "apply_token_moves", self.move_tokens),
         ):
             yield

@@ -110,7 +110,11 @@ class Admitting:
         """Return the reason why nothing about the pages now can help a request, if there is one."""
         if self._free_row() is None:
             return REFUSED_ROWS
-        too_large = any(self._worst(cls, item) > usable for cls, usable in enumerate(self.usable))
+        floors = self.floors_against(item.scope)
+        too_large = any(
+            self._worst(cls, item) > usable - (floors if cls in self.full_classes else 0)
+            for cls, usable in enumerate(self.usable)
+        )
         return REFUSED_NEVER if too_large else None
 
     def _decide(self: ReferenceLedger, item: Request, match: Match) -> Admission | int:
@@ -124,9 +128,9 @@ class Admitting:
     def _fitting_plan(self: ReferenceLedger, item: Request, match: Match) -> Admission | None:
         """Return what the item would take, if that is there, with or without a copy."""
         plan = self._plan(item, match)
-        if not self._fits(plan) and plan.source is not None:
+        if not self._fits(item.scope, plan) and plan.source is not None:
             plan = self._plan(item, self._without_copy(match))
-        return plan if self._fits(plan) else None
+        return plan if self._fits(item.scope, plan) else None
 
     def _free_row(self: ReferenceLedger) -> int | None:
         rows = range(self.config.max_sequences)
@@ -256,7 +260,7 @@ class Admitting:
             pages |= {(cls, plan.source) for cls in plan.copied if cls in self.side_classes}
         return pages
 
-    def _fits(self: ReferenceLedger, plan: Admission) -> bool:
+    def _fits(self: ReferenceLedger, scope: int, plan: Admission) -> bool:
         wanted = {id(block) for block in [*plan.shared, plan.source] if block is not None}
         side = {(cls, id(block)) for cls, block in self._side_pages(plan)}
         for cls, whole in enumerate(plan.wholes):
@@ -264,6 +268,8 @@ class Admitting:
             for block in self.evictable_in(cls):
                 is_side = cls in self.side_classes
                 available += (cls, id(block)) not in side if is_side else id(block) not in wanted
+            if cls in self.full_classes:
+                available -= self.guarded_against(scope)
             if whole + self._kept_pages(cls) > available:
                 return False
         return True
@@ -300,8 +306,8 @@ class Admitting:
         for cls, block in self._side_pages(plan):
             self._dequeue(cls, block)
             block.wanted.add(cls)
-        self._make_room(plan.needs)
-        seq.private = self._take(plan.need, self.publishes(seq))
+        self._make_room(item.scope, plan.needs)
+        seq.private = self._take(item.scope, plan.need, self.publishes(seq))
         for cls in [*self.state_classes, *self.cross_classes]:
             seq.own[cls] = [self._take_page(cls) for _ in range(plan.needs[cls])]
         self._queue_copies(step, seq, plan)

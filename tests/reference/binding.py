@@ -76,10 +76,15 @@ class CoreLedger:
         count = self.core.fits(*self._requests(items), answer, hit)
         return count, answer.tolist(), hit.tolist()
 
-    def fits_blocks(self, items: list[tuple[int, int, int, int]]) -> tuple[int, list[int]]:
+    def fits_blocks(
+        self, items: list[tuple[int, int, int, int]], scopes: list[int] | None = None
+    ) -> tuple[int, list[int]]:
         answer = np.full(len(items), 99, np.int32)
         length, hit, first, max_total = ([item[at] for item in items] for at in range(4))
-        count = self.core.fits_blocks(_i64(length), _i64(hit), _i32(first), _i64(max_total), answer)
+        each = None if scopes is None else _i32(scopes)
+        count = self.core.fits_blocks(
+            _i64(length), _i64(hit), _i32(first), _i64(max_total), answer, each
+        )
         return count, answer.tolist()
 
     def reclaimable(self, handles: list[int]) -> list[list[int]]:
@@ -93,6 +98,12 @@ class CoreLedger:
 
     def explain_match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> dict[str, Any]:
         return self.core.explain_match(np.array(tokens, dtype=self.dtype), scope, draft_from)
+
+    def set_quota(self, scope: int, floor: int, ceiling: int | None) -> None:
+        self.core.set_quota(scope, floor, ceiling)
+
+    def quotas(self) -> list[dict[str, Any]]:
+        return self.core.quotas()
 
     def pin(
         self, tokens: tuple[int, ...], scope: int, until: float, draft_from: int

@@ -62,9 +62,9 @@ class Forks:
             need + self.promise(parent, cls) + sum(self.promise(s, cls) for s in self._open())
             for cls, need in enumerate(needs)
         ]
-        if not self.has_room(wanted):
+        if not self.has_room(parent.scope, wanted):
             return REFUSED_NOW
-        self._make_room(needs)
+        self._make_room(parent.scope, needs)
         self.generations[row] += 1
         child = Sequence(
             handle=self.generations[row] << 32 | row,

@@ -76,9 +76,11 @@ class Identity:
             self.scopes.holds[scope] -= 1
             if self.scopes.holds[scope] == 0:
                 self.scopes.free(scope)
+                self.quota_of.pop(scope, None)
 
     def _used_scopes(self: ReferenceLedger) -> set[int]:
-        return {seq.scope for seq in self.sequences.values()} | {b.scope for b in self.tree.blocks}
+        used = {seq.scope for seq in self.sequences.values()} | set(self.quota_of)
+        return used | {block.scope for block in self.tree.blocks}
 
     def intern_media(self: ReferenceLedger, digest: bytes, length: int) -> int:
         require(len(digest) == 32, "digest")

@@ -112,7 +112,7 @@ class Comparison:
             assert answer == expected, f"{name}: core {answer}, reference {expected}"
         if error is not None or name in READ_ONLY or self._all_refused(name, expected):
             self._check_unchanged(before, name)
-        self._count(name, error, expected)
+        self._count(name, args, error, expected)
         self.check()
         if error is None:
             self._translate_moves()
@@ -153,7 +153,7 @@ class Comparison:
     def _check_unchanged(self, before: bytes, name: str) -> None:
         assert self.core.digest() == before, f"{name} changed the state"
 
-    def _count(self, name: str, error: Misuse | None, answer: Any) -> None:
+    def _count(self, name: str, args: Any, error: Misuse | None, answer: Any) -> None:
         """Note what happened, so that drivers can assert that they reach every kind."""
         self.outcomes[f"{name} error" if error is not None else name] += 1
         if name == "admit" and answer is not None:
@@ -174,6 +174,8 @@ class Comparison:
             self.outcomes[f"victims {min(answer[0], 2)}"] += 1
         if name == "explain_match" and answer is not None:
             self.outcomes.update(f"missed {miss['reason']}" for miss in answer["missed"])
+        if name == "set_quota" and error is None:
+            self.outcomes["ceiling"] += args[2] is not None
         if name == "path_moves" and answer is not None:
             self.outcomes["path moved"] += bool(answer)
         if name == "resume" and answer is not None:
@@ -238,6 +240,8 @@ class Comparison:
             if actual.get(key) != expected.get(key)
         }
         assert not differing, f"stats (core, reference): {differing}"
+        assert self.core.quotas() == self.model.quotas()
+        self.outcomes["guarded"] += expected["guarded_blocks"] > 0
         for cls in actual["classes"]:
             parts = [cls[state] for state in ("free", "fenced", "live", "cached", "reserved")]
             assert sum(parts) == cls["total"], f"states do not add up: {cls}"

@@ -40,7 +40,7 @@ class Leasing:
         for cls in self.full_classes:
             needs[cls] = wanted + sum(self.promise(seq, cls) for seq in self.sequences.values())
         too_many = len(leased) + more > self.config.max_leased_blocks
-        if too_many or not self.has_room(needs):
+        if too_many or not self.has_room(scope, needs):
             self.counters["refused_leases"] += 1
             return REFUSED
         self.newest_lease += 1

@@ -19,6 +19,7 @@ from reference.policies import POLICIES
 from reference.pools import Pools
 from reference.probes import Probes
 from reference.publishing import Publishing
+from reference.quotas import Quota, Quotas
 from reference.reading import Reading
 from reference.retention import Retaining
 from reference.running import Running
@@ -39,6 +40,7 @@ class ReferenceLedger(
     Reading,
     Retaining,
     Leasing,
+    Quotas,
     Probes,
 ):
     """See ledger.md, groups.md and identity.md in docs: each method is one of their sections."""
@@ -55,6 +57,7 @@ class ReferenceLedger(
         self.generations = [0] * config.max_sequences
         self.leases: dict[int, Lease] = {}
         self.newest_lease = 0
+        self.quota_of: dict[int, Quota] = {}
         self.copies: list[Copy] = []  # those not yet completed
         self.copy_step = 0  # the newest step that copies were queued for
         self.queued_moves: list[tuple[int, tuple[int, int, int, int]]] = []  # (step, move)

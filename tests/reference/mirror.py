@@ -18,6 +18,8 @@ class Mirror:
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self.blocks: dict[bytes, dict[str, Any]] = {}
+        # Keys on host and disk, each with the copies that events told of: one.
+        self.below: dict[str, set[bytes]] = {"host": set(), "disk": set()}
 
     @classmethod
     def of_snapshot(cls, snapshot: dict[str, Any]) -> Mirror:
@@ -26,14 +28,16 @@ class Mirror:
         for stored in snapshot["blocks"]:
             assert "number" not in stored
             mirror._store(stored)
+        mirror.below = {tier: set(snapshot[tier]) for tier in mirror.below}
         return mirror
 
     def apply(self, event: dict[str, Any]) -> None:
         """Apply the next event."""
         assert event["number"] == self.number + 1, "a number was left out"
         self.number += 1
-        assert event["tier"] == "device"
-        if event["kind"] == "cleared":
+        if event["tier"] != "device":
+            self._apply_below(self.below[event["tier"]], event)
+        elif event["kind"] == "cleared":
             self.blocks.clear()
         elif event["kind"] == "removed":
             assert 0 < len(event["keys"]) <= KEYS_MAX
@@ -42,6 +46,21 @@ class Mirror:
         else:
             assert event["kind"] == "stored"
             self._store(event)
+
+    def _apply_below(self, keys: set[bytes], event: dict[str, Any]) -> None:
+        if event["kind"] == "cleared":
+            keys.clear()
+            return
+        news = event["keys"]
+        assert 0 < len(news) <= KEYS_MAX
+        assert len({*news}) == len(news), "a key is named twice"
+        if event["kind"] == "removed":
+            assert keys >= {*news}, "a key is removed that was never stored"
+            keys.difference_update(news)
+        else:
+            assert event["kind"] == "stored"
+            assert not keys & {*news}, "a key is stored twice"
+            keys.update(news)
 
     def _store(self, stored: dict[str, Any]) -> None:
         keys, size = stored["keys"], stored["tokens_per_block"]

@@ -272,6 +272,17 @@ def unpin(pair: Comparison, pick: Pick) -> Operation:
     return ("unpin", leases[pick(0, len(leases) - 1)])
 
 
+def set_quota(pair: Comparison, pick: Pick) -> Operation:
+    """Give a scope a floor, a ceiling or both; often none, so that floors do not pile up."""
+    scope = max(_scope(pair, pick), 0) if pick(0, 29) < 29 else -1
+    most = pair.model.most_blocks()
+    floor = pick(0, most // 2) if pick(0, 2) < 2 else 0
+    if pick(0, 19) == 19:
+        floor = (most + 1, -1, 2**31)[pick(0, 2)]
+    ceiling = (None, floor + pick(-1 if pick(0, 9) == 9 else 0, most // 2))[pick(0, 1)]
+    return ("set_quota", scope, floor, ceiling)
+
+
 def retain(pair: Comparison, pick: Pick) -> Operation:
     """Hint at ranges of open sequences; now and then with a number out of range."""
     sequences, longest = list(pair.model.sequences.values()), pair.config.max_seq_len
@@ -433,7 +444,10 @@ def fits_blocks(pair: Comparison, pick: Pick) -> Operation:
             (length, hit, first, length - 1),
             (length, hit, first, limits.max_seq_len + 1),
         )[pick(0, 6)]
-    return ("fits_blocks", items)
+    scopes = [max(_scope(pair, pick), 0) for _ in items] if pick(0, 1) == 1 else None
+    if scopes and pick(0, 39) == 39:
+        scopes[0] = -1
+    return ("fits_blocks", items, scopes)
 
 
 def reclaimable(pair: Comparison, pick: Pick) -> Operation:
@@ -486,6 +500,7 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     retain: 8,
     pin: 6,
     unpin: 5,
+    set_quota: 4,
     grow: 20,
     advance: 30,
     path_moves: 5,

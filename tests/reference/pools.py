@@ -135,20 +135,22 @@ class Pools:
             return self.evictable_side(cls)
         return self.evictable() if cls in self.full_classes else []
 
-    def has_room(self: ReferenceLedger, needs: list[int]) -> bool:
-        """Tell whether a need per class can be met now."""
+    def num_evictable_for(self: ReferenceLedger, scope: int, cls: int) -> int:
+        """Count the pages of a class that an allocation for a scope could evict now."""
+        guarded = self.guarded_against(scope) if cls in self.full_classes else 0
+        return len(self.evictable_in(cls)) - guarded
+
+    def has_room(self: ReferenceLedger, scope: int, needs: list[int]) -> bool:
+        """Tell whether a need per class of a scope can be met now."""
         return all(
-            need <= self.free[cls] + len(self.evictable_in(cls)) for cls, need in enumerate(needs)
+            need <= self.free[cls] + self.num_evictable_for(scope, cls)
+            for cls, need in enumerate(needs)
         )
 
-    def _make_room(self: ReferenceLedger, needs: list[int]) -> None:
+    def _make_room(self: ReferenceLedger, scope: int, needs: list[int]) -> None:
         """Evict until the pages of each class are free; the caller has checked that it fits."""
         while any(self.free[cls] < needs[cls] for cls in self.full_classes):
-            leaves = [block for block in self.evictable() if not block.children]
-            unclaimed = [block for block in leaves if id(block) not in self.claimed]
-            victim = min(
-                unclaimed or leaves, key=lambda block: (block.priority, *self.policy.order(block))
-            )
+            victim = self._victim(scope)
             self.policy.evicted(victim)
             self._remove_leaf(victim)
             self.counters["evicted_blocks"] += 1
@@ -159,6 +161,19 @@ class Pools:
                 self._forget_side(cls, (unclaimed or ready)[0])
                 self.free[cls] += 1
                 self.counters["evicted_side_pages"] += 1
+
+    def _victim(self: ReferenceLedger, scope: int) -> Block:
+        """Return the leaf block that an allocation for a scope evicts next."""
+        leaves = [b for b in self.evictable() if not b.children and self.may_evict(scope, b)]
+        return min(
+            leaves,
+            key=lambda block: (
+                id(block) in self.claimed,
+                not self.is_above_ceiling(block.scope),
+                block.priority,
+                *self.policy.order(block),
+            ),
+        )
 
     def is_awaited(self: ReferenceLedger, page: int) -> bool:
         """Tell whether a copy that `moves` has not handed out will write the page."""
@@ -192,10 +207,10 @@ class Pools:
             needs[cls] = count if publishes or cls != self.record_class else 0
         return needs
 
-    def _take(self: ReferenceLedger, count: int, publishes: bool) -> list[list[int]]:
+    def _take(self: ReferenceLedger, scope: int, count: int, publishes: bool) -> list[list[int]]:
         """Take the pages of `count` blocks, evicting as needed."""
         needs = self.block_needs(count, publishes)
-        self._make_room(needs)
+        self._make_room(scope, needs)
         return [
             [self._take_page(cls) if need else 0 for cls, need in enumerate(needs)]
             for _ in range(count)

@@ -27,11 +27,16 @@ class Probes:
         return answers.count(0), answers, hits
 
     def fits_blocks(
-        self: ReferenceLedger, items: list[tuple[int, int, int, int]]
+        self: ReferenceLedger,
+        items: list[tuple[int, int, int, int]],
+        scopes: list[int] | None = None,
     ) -> tuple[int, list[int]]:
         """Items are (length, hit, first, max_total). Return how many fit and the answers."""
         config, tpb = self.config, self.config.tokens_per_block
-        for length, hit, first, max_total in items:
+        each = [0] * len(items) if scopes is None else scopes
+        for (length, hit, first, max_total), scope in zip(items, each, strict=True):
+            require(scope >= 0, "scope")
+            self.check_scope(scope)
             require(1 <= length <= config.max_seq_len, "length")
             require(length <= max_total <= config.max_seq_len, "max_total")
             require(first >= 1, "first")
@@ -39,8 +44,8 @@ class Probes:
             require(config.partial_reuse or hit % tpb == 0, "hit ends inside a block")
             require(config.reuse or hit == 0, "nothing is reused")
         answers = []
-        for length, hit, first, max_total in items:
-            item = Request((0,) * length, 0, first, max_total, -1)
+        for (length, hit, first, max_total), scope in zip(items, each, strict=True):
+            item = Request((0,) * length, scope, first, max_total, -1)
             refusal = self._refuse(item)
             if refusal is None:
                 hits = [hit] if self.side_classes else [hit, hit - hit % tpb]
@@ -59,7 +64,7 @@ class Probes:
         need = cdiv(hit + min(item.first, length - hit) + extra, tpb) - shared
         whole = cdiv(length + extra, tpb) - shared
         for cls, free in enumerate(self.free):
-            evictable = len(self.evictable_in(cls))
+            evictable = self.num_evictable_for(item.scope, cls)
             wanted = self._whole(cls, item, need, whole) + self._kept_pages(cls)
             if wanted > free + evictable - min(evictable, used):
                 return False

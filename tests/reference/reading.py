@@ -105,6 +105,7 @@ class Reading:
             "cached_blocks": len(self.tree.blocks),
             "leases": len(self.leases),
             "pinned_blocks": len(self.leased()),
+            "guarded_blocks": sum(map(self._num_guarded, self.quota_of)),
             **{name: self.counters[name] for name in COUNTERS},
         }
 

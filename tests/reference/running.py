@@ -36,10 +36,10 @@ class Running:
     def _grow_one(self: ReferenceLedger, step: int, seq: Sequence, width: int) -> bool:
         room = seq.reach + seq.pending + width + self.config.extra_tokens
         need = max(cdiv(room, self.config.tokens_per_block) - seq.num_blocks, 0)
-        if not self.has_room(self.block_needs(need, self.publishes(seq))):
+        if not self.has_room(seq.scope, self.block_needs(need, self.publishes(seq))):
             self.counters["refused_grows"] += 1
             return False
-        seq.private += self._take(need, self.publishes(seq))
+        seq.private += self._take(seq.scope, need, self.publishes(seq))
         for cls in self.state_classes:
             self._snapshot(step, seq, cls)
         seq.outstanding.append((step, width))
@@ -61,9 +61,9 @@ class Running:
         if block is None or not is_due or not self._may_have_snapshot(cls, block, tpb):
             return
         needs = [int(other == cls) for other in range(len(self.lifetimes))]
-        if not self.has_room(needs):
+        if not self.has_room(seq.scope, needs):
             return
-        self._make_room(needs)
+        self._make_room(seq.scope, needs)
         page = self._take_page(cls)
         self._set_snapshot(cls, block, page, tpb)
         block.wanted |= {cls} if block.children else set()

@@ -23,7 +23,9 @@ def attention(kv_dtype: Any, heads: int, dim: int, **more: Any) -> Layer:
     return Layer(kind="attention", kv_dtype=kv_dtype, num_kv_heads=heads, head_dim=dim, **more)
 
 
-def make_pools(arrangement: Arrangement = "interleaved", backend: Any = "numpy") -> list[Pool]:
+def make_pools(
+    arrangement: Arrangement = "interleaved", backend: Any = "numpy", device: str = "cpu"
+) -> list[Pool]:
     """Return the pools of a target with full, window and state groups, and of a draft."""
     indexer = (SideBuffer(name="indexer_k", bytes_per_token=132),)
     latent = Layer(kind="mla", kv_dtype="bf16", kv_lora_rank=512, qk_rope_head_dim=64)
@@ -52,6 +54,7 @@ def make_pools(arrangement: Arrangement = "interleaved", backend: Any = "numpy")
                 planned_bytes=count * layout.page_bytes,
                 class_index=class_index,
                 backend=backend,
+                device=device,
             )
         )
     return pools
@@ -60,6 +63,8 @@ def make_pools(arrangement: Arrangement = "interleaved", backend: Any = "numpy")
 def page_views(pool: Pool, page: int) -> list[np.ndarray]:
     """Return every buffer of one page as bytes, found through `Pool.view` alone."""
     views = [pool.view(spec.layer, spec.name)[page] for spec in pool.layout.buffers]
+    if pool.backend == "cupy":
+        return [view._host.view(np.uint8) for view in views]  # of the fake: see fake_cuda
     if pool.backend == "torch":
         torch = importlib.import_module("torch")
         return [view.view(torch.uint8).numpy() for view in views]

@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 from tandemkv.device.arrays import ArrayView
 from tandemkv.device.groups import OffsetGroups
-from tandemkv.device.launches import CopyArguments, MoveArguments, UpdateArguments
+from tandemkv.device.launches import (
+    CopyArguments,
+    MoveArguments,
+    TokenMoveArguments,
+    UpdateArguments,
+)
 from tandemkv.errors import ArrayError
 
 if TYPE_CHECKING:
@@ -72,6 +77,15 @@ def apply_page_moves(arguments: MoveArguments, segments: PageSegments) -> None:
             _, sources, destinations, _ = mine[mine[:, 3] == tokens].T
             run = rows[:, :, : tokens * segment.token_bytes]
             run[destinations] = run[sources]
+
+
+def apply_token_moves(arguments: TokenMoveArguments, segments: PageSegments) -> None:
+    """Copy tokens one after the other; see `token_moves.apply_token_moves`."""
+    moves = _host(arguments.moves)
+    for segment, rows in zip(segments, segments.host_rows, strict=True):
+        tokens = rows.reshape(*rows.shape[:2], segment.tokens_per_block, segment.token_bytes)
+        for _, source, at, destination, to in moves[moves[:, 0] == segment.class_index].tolist():
+            tokens[destination, :, to] = tokens[source, :, at]
 
 
 def _batch_pages(

@@ -17,9 +17,11 @@ from tandemkv.device.launches import (
     CopyArguments,
     Launch,
     MoveArguments,
+    TokenMoveArguments,
     UpdateArguments,
     copy_launch,
     move_launch,
+    token_move_launch,
     update_launch,
 )
 from tandemkv.errors import ArrayError
@@ -67,6 +69,18 @@ def apply_page_moves(arguments: MoveArguments, segments: PageSegments, stream: o
     descriptors = segments.on_device(device)
     launch = move_launch(arguments, descriptors.data.ptr, len(segments), segments.units_max)
     _run(launch, device, stream)
+
+
+def apply_token_moves(
+    arguments: TokenMoveArguments, segments: PageSegments, stream: object
+) -> None:
+    """Queue the copies on `stream`; see `token_moves.apply_token_moves`."""
+    device = device_of(segments.memory, (*segments.pools, arguments.moves, arguments.chains))
+    descriptors = segments.on_device(device)
+    units_max = segments.token_units_max
+    _run(
+        token_move_launch(arguments, descriptors.data.ptr, len(segments), units_max), device, stream
+    )
 
 
 def as_stream(stream: object) -> Any:

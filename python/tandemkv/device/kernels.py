@@ -12,6 +12,7 @@ SOURCES = {
     "copy_batch_block_offsets": "block_offsets.cu",
     "apply_block_table_updates": "table_updates.cu",
     "apply_page_moves": "page_moves.cu",
+    "apply_token_moves": "token_moves.cu",
 }
 """The file that holds each kernel."""
 

@@ -106,6 +106,19 @@ class MoveArguments:
     num_moves: int
 
 
+@dataclass(frozen=True, slots=True)
+class TokenMoveArguments:
+    """Checked arguments of `apply_token_moves`.
+
+    Attributes:
+        moves: int32 [moves, 5]: class, source page and offset, destination page and offset.
+        chains: int32 [chains + 1]: where each chain's moves begin, and where the last one's end.
+    """
+
+    moves: ArrayView
+    chains: ArrayView
+
+
 def copy_launch(arguments: CopyArguments, groups_pointer: int, num_groups: int) -> Launch:
     """Return the launch of `copy_batch_block_offsets`.
 
@@ -200,6 +213,41 @@ def move_launch(
             _pointer(arguments.count),
             np.uint64(segments_pointer),
             np.int32(arguments.num_moves),
+            np.int32(num_segments),
+        ),
+    )
+
+
+def token_move_launch(
+    arguments: TokenMoveArguments, segments_pointer: int, num_segments: int, units_max: int
+) -> Launch:
+    """Return the launch of `apply_token_moves`.
+
+    Args:
+        arguments: what to run.
+        segments_pointer: address of the segments' descriptors.
+        num_segments: how many there are.
+        units_max: most units of 16 bytes that one token has in a segment.
+
+    Raises:
+        ArrayError: a dimension exceeds what the grid can hold.
+    """
+    threads = _threads(units_max)
+    tiles = -(-units_max // threads)
+    for what, size in (("segments", num_segments), ("tiles of a token", tiles)):
+        if size > GRID_YZ_MAX:
+            raise ArrayError("segments", f"at most {GRID_YZ_MAX} {what} are supported, not {size}")
+    num_chains = arguments.chains.shape[0] - 1
+    return Launch(
+        kernel="apply_token_moves",
+        grid=(num_chains, num_segments, tiles),
+        block=(threads, 1, 1),
+        args=(
+            _pointer(arguments.moves),
+            _pointer(arguments.chains),
+            np.uint64(segments_pointer),
+            np.int32(arguments.moves.shape[0]),
+            np.int32(num_chains),
             np.int32(num_segments),
         ),
     )

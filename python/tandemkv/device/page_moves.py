@@ -145,6 +145,11 @@ class PageSegments:
         return max(item.num_rows * -(-item.row_bytes // UNIT_BYTES) for item in self._segments)
 
     @cached_property
+    def token_units_max(self) -> int:
+        """Most units of 16 bytes that one token has in a segment."""
+        return max(item.num_rows * -(-item.token_bytes // UNIT_BYTES) for item in self._segments)
+
+    @cached_property
     def limits(self) -> dict[int, tuple[int, int]]:
         """Pages and tokens per block of each class: the smallest of its segments."""
         limits: dict[int, tuple[int, int]] = {}

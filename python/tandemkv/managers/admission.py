@@ -15,12 +15,13 @@ from tandemkv.managers.identity import Identity
 from tandemkv.managers.limits import Limits
 
 # The negative values of `handle` in Ledger.admit.
-NO_PAGES_NOW, NEVER_FITS, NO_ROW, NOT_TRIED = -1, -2, -3, -4
+NO_PAGES_NOW, NEVER_FITS, NO_ROW, NOT_TRIED, LOADING = -1, -2, -3, -4, -5
 _REASONS = {
     NO_PAGES_NOW: "no_pages_now",
     NEVER_FITS: "never_fits",
     NO_ROW: "no_row",
     NOT_TRIED: "not_tried",
+    LOADING: "loading",
 }
 
 
@@ -30,8 +31,9 @@ class Refusal:
 
     Attributes:
         reason: `no_pages_now` (wait, or preempt), `never_fits` (it needs more than the pool can
-            ever give), `no_row` (as many requests as the plan allows are open), or `not_tried`
-            (after another refusal, with `stop_at_first`).
+            ever give), `no_row` (as many requests as the plan allows are open), `loading` (its
+            pages are on their way from a lower tier: give it again), or `not_tried` (after another
+            refusal, with `stop_at_first`).
         required_blocks: blocks it can come to need in each class; 0 for a running request.
         usable_pages: pages of the smallest class that requests can own.
     """
@@ -79,6 +81,33 @@ class Admission:
     def prompt_lens(self) -> NDArray[np.int64]:
         """Length of each prompt, int64 `[k]`."""
         return self.offsets[1:] - self.offsets[:-1]
+
+    def prompt(self, item: int) -> NDArray[Any]:
+        """Return the prompt of an item, a copy."""
+        return self.tokens[self.offsets[item] : self.offsets[item + 1]].copy()
+
+    def identity_of(self, item: int) -> Identity | None:
+        """Return the adapter, salt and media of an item, None if the batch has none."""
+        return None if self.identity is None else self.identity.select(np.array([item], np.intp))
+
+    def select(self, items: NDArray[np.intp]) -> Admission:
+        """Return some of the requests, not tried yet."""
+        lens = self.prompt_lens[items]
+        offsets = np.zeros(len(items) + 1, np.int64)
+        np.cumsum(lens, out=offsets[1:])
+        prompts = [self.prompt(item) for item in items.tolist()]
+        return Admission(
+            ids=tuple(self.ids[item] for item in items.tolist()),
+            tokens=np.concatenate(prompts) if prompts else self.tokens[:0],
+            offsets=offsets,
+            scopes=self.scopes[items],
+            first=self.first[items],
+            max_total=self.max_total[items],
+            draft_from=None if self.draft_from is None else self.draft_from[items],
+            handles=np.full(len(items), NOT_TRIED, np.int64),
+            hits=np.zeros(len(items), np.int32),
+            identity=None if self.identity is None else self.identity.select(items),
+        )
 
     def admit(
         self, ledger: Ledger, step: int, max_new: int, stop_at_first: bool

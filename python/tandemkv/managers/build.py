@@ -11,9 +11,11 @@ from tandemkv.managers.limits import Limits
 from tandemkv.managers.managers import Managers
 from tandemkv.managers.memory import Backend, check_device
 from tandemkv.managers.pools import Pool
+from tandemkv.managers.transfers import Transfers
 from tandemkv.managers.views import RoleView
 from tandemkv.planning import Plan
 from tandemkv.planning.roles import RolePlan
+from tandemkv.tiers import Executor, PageStore, TierPages, build_executor, tier_pages
 
 
 def build_managers(
@@ -31,6 +33,10 @@ def build_managers(
     watermark_blocks: int = 0,
     events: int = 0,
     fingerprint: bytes = b"",
+    tiers: bool | None = None,
+    executor: Executor | None = None,
+    disk: PageStore | None = None,
+    local_ranks: int = 1,
 ) -> Managers:
     """Build the ledger, the pools and the views of one rank.
 
@@ -59,6 +65,13 @@ def build_managers(
             none.
         fingerprint: what keys of blocks name besides tokens, adapter and salt, so that blocks of
             other weights, dtypes or layouts have other keys; see `docs/identity.md`.
+        tiers: whether host and disk of the plan are used; None: if the plan has them and something
+            moves their pages: the pools built here, or `executor`.
+        executor: what moves pages between tiers, for engines that own the memory; None: one for
+            the pools built here.
+        disk: the store of the disk tier, which the executor then owns; needed where the plan has
+            one and no `executor` is given.
+        local_ranks: ranks on this host, each of which takes the host memory of the plan.
 
     Raises:
         ConfigError: no such rank, `num_dummy_requests`, `watermark_blocks` or `events` is not an
@@ -67,6 +80,7 @@ def build_managers(
         PoolError: an unknown device, backend or layout, or a pool that differs from the plan or is
             too large for 32-bit page indices.
         DeviceUnavailableError: pools on a CUDA device that is not there.
+        TierError: the host memory of the plan cannot be had.
     """
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < len(plan.ranks):
         raise ConfigError(
@@ -84,9 +98,11 @@ def build_managers(
             value=fingerprint,
         )
     limits = _limits(plan, classes, disaggregated, num_dummy_requests, watermark_blocks)
+    lower = _tiers(plan, classes, tiers, movable=materialize or executor is not None)
     ledger = _ledger(
         plan,
         limits,
+        lower,
         same_stream=same_stream,
         events=check_count("events", events, least=0),
         fingerprint=fingerprint,
@@ -115,12 +131,81 @@ def build_managers(
         ]
         return RoleView(role, pools=pools, ledger=ledger, device=device)
 
+    target = view(share.target)
     draft = None if share.draft is None else view(share.draft)
-    return Managers(ledger, limits, target=view(share.target), draft=draft)
+    transfers = None
+    if lower is not None:
+        if executor is None:
+            views = (target,) if draft is None else (target, draft)
+            executor = _executor(views, lower, disk, local_ranks)
+        transfers = Transfers(ledger, executor)
+    return Managers(ledger, limits, target=target, draft=draft, transfers=transfers)
+
+
+def _tiers(
+    plan: Plan, classes: tuple[CacheClass, ...], tiers: bool | None, *, movable: bool
+) -> TierPages | None:
+    """Return the pages of the lower tiers that the managers use, None without such tiers.
+
+    Raises:
+        ConfigError: tiers are asked for that there are not, or that nothing can be found in.
+    """
+    pages = tier_pages(plan)
+    planned = any(pages.host) or any(pages.disk) or plan.num_disk_blocks > 0
+    if tiers is False or (tiers is None and not (planned and movable)):
+        return None
+    problem = ""
+    if not planned:
+        problem = "the plan has neither host nor disk pages"
+    elif not movable:
+        problem = "no pools are built (materialize=False): an executor has to move the pages"
+    elif not plan.config.enable_block_reuse:
+        problem = "nothing is reused (enable_block_reuse=False), so nothing on lower tiers is"
+    elif not any(item.keeps_all_tokens for item in classes):
+        problem = "no cache group keeps all tokens, which lower tiers need"
+    elif plan.num_disk_blocks and not any(pages.disk):
+        problem = (
+            f"the plan has {plan.num_disk_blocks} pages on disk, and no room for one with what a "
+            "store writes beside it, in blocks of 4096 bytes"
+        )
+    if problem:
+        raise ConfigError(f"tiers: {problem}; tiers=False builds without", field="tiers")
+    return pages
+
+
+def _executor(
+    views: tuple[RoleView, ...], pages: TierPages, disk: PageStore | None, local_ranks: int
+) -> Executor:
+    """Return what moves the pages of the pools of a rank.
+
+    Raises:
+        ConfigError: the plan has a disk tier and there is no store for it.
+        TierError: the host memory cannot be had.
+    """
+    if any(pages.disk) and disk is None:
+        raise ConfigError(
+            f"disk is None; the plan has {max(pages.disk)} pages on disk: give a store, or build "
+            "with tiers=False",
+            field="disk",
+        )
+    pools = [pool for view in views for pool in view.pools]
+    return build_executor(
+        pools,
+        len(pages.host),
+        host_pages=pages.host if any(pages.host) else None,
+        disk=disk,
+        local_ranks=local_ranks,
+    )
 
 
 def _ledger(
-    plan: Plan, limits: Limits, *, same_stream: bool, events: int, fingerprint: bytes
+    plan: Plan,
+    limits: Limits,
+    lower: TierPages | None,
+    *,
+    same_stream: bool,
+    events: int,
+    fingerprint: bytes,
 ) -> Ledger:
     """Return the ledger of a plan, the same on every rank."""
     num_blocks: int | None = None
@@ -150,6 +235,8 @@ def _ledger(
         max_leased_blocks=int((plan.config.max_pinned_fraction or 0) * limits.usable_pages),
         events=events,
         fingerprint=fingerprint,
+        host_pages=lower.host if lower is not None and any(lower.host) else None,
+        disk_pages=lower.disk if lower is not None and any(lower.disk) else None,
     )
 
 

@@ -15,6 +15,7 @@ from tandemkv.managers.limits import Limits
 from tandemkv.managers.preparation import name_request
 from tandemkv.managers.registry import Registry
 from tandemkv.managers.steps import NOT_GRANTED, Steps
+from tandemkv.managers.transfers import READY, Transfers
 
 
 class Lifecycle:
@@ -26,7 +27,9 @@ class Lifecycle:
         limits: Limits,
         registry: Registry,
         steps: Steps,
+        transfers: Transfers | None,
     ) -> None:
+        self._transfers = transfers
         self._ledger = ledger
         self._limits = limits
         self._registry = registry
@@ -73,17 +76,61 @@ class Lifecycle:
                 f"chunk_lens has {len(first)} items, expected {len(ids)}", field="chunk_lens"
             )
         ok, hits = np.zeros(len(ids), np.uint8), np.zeros(len(ids), np.int32)
+        transfers = self._transfers
+        known = None if transfers is None else transfers.are_resuming(handles)
         try:
-            count = self._ledger.resume(number, handles, first, ok, hits)
+            if known is None or not known.any():
+                self._ledger.resume(number, handles, first, ok, hits)
+            else:
+                asked = np.flatnonzero(~known)
+                part, found = ok[asked], hits[asked]
+                self._ledger.resume(number, handles[asked], first[asked], part, found)
+                ok[asked], hits[asked] = part, found
+                ok[known] = 1
         except LedgerError as error:
             name_request(error, ids)
             raise
         resumed = ok.astype(np.bool_)
+        if transfers is not None:
+            resumed = self._start_loaded(transfers, number, handles, first, (ok, hits))
+        count = int(np.count_nonzero(resumed))
         for item in np.flatnonzero(resumed).tolist():
             handle = int(handles[item])
             self._registry.resume(handle, self._ledger.sequence(handle), int(hits[item]))
         granted = np.where(resumed, handles, NOT_GRANTED)
         self._steps.record(number, False, ids, granted, count)
+        return resumed
+
+    def _start_loaded(
+        self,
+        transfers: Transfers,
+        step: int,
+        handles: NDArray[np.int64],
+        first: NDArray[np.int32],
+        answers: tuple[NDArray[np.uint8], NDArray[np.int32]],
+    ) -> NDArray[np.bool_]:
+        """Return which run now: not those whose pages are on their way from lower tiers."""
+        transfers.run()
+        ok, hits = answers
+        resumed = ok.astype(np.bool_)
+        for item in np.flatnonzero(resumed).tolist():
+            handle = handles[item : item + 1]
+            state = self._ledger.sequence(int(handle[0]))
+            if state["outstanding"]:
+                continue
+            if transfers.states(handle)[0] != READY:
+                transfers.resuming.add(int(handle[0]))
+                resumed[item] = False
+                continue
+            hits[item] = state["history"]
+            width = np.minimum(first[item : item + 1], state["known"] - state["history"])
+            granted = np.zeros(1, np.uint8)
+            self._ledger.grow(step, handle, width.astype(np.int32), granted)
+            resumed[item] = bool(granted[0])
+            if granted[0]:
+                transfers.resuming.discard(int(handle[0]))
+            else:
+                transfers.resuming.add(int(handle[0]))
         return resumed
 
     def _step(self, step: int | None) -> int:

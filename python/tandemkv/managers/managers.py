@@ -31,6 +31,8 @@ from tandemkv.managers.retention import Retention
 from tandemkv.managers.stats import DecodeSteps, ManagerStats
 from tandemkv.managers.steps import StepRecord, Steps
 from tandemkv.managers.tables import KernelTables
+from tandemkv.managers.transfers import Transfers
+from tandemkv.managers.trees import DraftTrees, TokenMoves
 from tandemkv.managers.views import RoleView
 
 
@@ -52,7 +54,9 @@ class Managers:
         *,
         target: RoleView,
         draft: RoleView | None,
+        transfers: Transfers | None = None,
     ) -> None:
+        self._transfers = transfers
         self._ledger = ledger
         self._limits = limits
         self._target = target
@@ -61,11 +65,12 @@ class Managers:
         self._registry = Registry(ledger.max_sequences)
         self._steps = Steps()
         self._now = 0.0
-        self._preparation = Preparation(ledger, limits, self._registry)
-        self._lifecycle = Lifecycle(ledger, limits, self._registry, self._steps)
+        self._preparation = Preparation(ledger, limits, self._registry, transfers)
+        self._lifecycle = Lifecycle(ledger, limits, self._registry, self._steps, transfers)
         self._preemptions = Preemptions()
         self._decodes = DecodeSteps()
         self._dummies = Dummies(ledger, limits, self._registry)
+        self._trees = DraftTrees(ledger, self.views)
         for view in self.views:
             view.attach(self.block_tables)
 
@@ -90,6 +95,16 @@ class Managers:
     def ledger(self) -> Ledger:
         """The ledger that decides; for reading."""
         return self._ledger
+
+    @property
+    def tiers(self) -> Transfers | None:
+        """What moves pages to and from host and disk; None where the plan has neither."""
+        return self._transfers
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by every call that changes something; for those who add to the managers."""
+        return self._lock
 
     @property
     def limits(self) -> Limits:
@@ -160,11 +175,13 @@ class Managers:
             BatchError: a length beyond the plan, a chunk beyond the rest of its prompt, a decode
                 step (no `chunk_lens`) of a request with prompt tokens left to run, or a draft
                 where the plan has none.
-            StepError: `step` is None while such a step is still open.
+            StepError: `step` is None while such a step is still open, or accepted nodes of draft
+                trees wait to be brought together (`run_token_moves`).
             LedgerError: `step` is not open, a request already runs in it, or would exceed
                 `max_seq_len`. A step begun by this call is closed again.
         """
         with self._lock:
+            self._trees.check_taken()
             began = step is None
             if step is None and self._steps.implicit is not None:
                 self._steps.refuse_second(self._steps.implicit)
@@ -193,6 +210,8 @@ class Managers:
         step: int | None = None,
         *,
         valid: NDArray[np.int32] | None = None,
+        paths: object | None = None,
+        draft_paths: object | None = None,
     ) -> None:
         """Commit what a step produced: append accepted tokens, rewind the rest, publish blocks.
 
@@ -208,13 +227,19 @@ class Managers:
             step: None: the step that `prepare_resources` began; it is completed as well.
             valid: int32 `[n, roles]`, ends of valid KV per role where the engine did not write
                 all of it; None: everything up to the accepted end.
+            paths: for draft trees, the nodes of each request whose target KV is kept, ascending,
+                node 0 (the token known before) first, as many as accepted tokens; empty where the
+                step ran in line. A list with one sequence per request, or (nodes int32 flat,
+                offsets int64 `[n + 1]`). `run_token_moves` must follow. None: no trees.
+            draft_paths: the same for the draft, if it does not run over accepted tokens again.
 
         Raises:
             RequestError: an id that the step does not run, or one that it runs is left out.
-            BatchError: accepted tokens of a wrong form, for a refused request or a dummy, or none
-                after a decode step.
+            BatchError: accepted tokens or paths of a wrong form, for a refused request or a dummy,
+                or none after a decode step.
             StepError: no such step, or copies queued for it were not taken.
-            LedgerError: more tokens than ran, or a token or length out of range.
+            LedgerError: more tokens than ran, a path that is none, or a token or length out of
+                range.
         """
         with self._lock:
             record = self._steps.waiting(step)
@@ -231,6 +256,11 @@ class Managers:
                 self._registry.check_counts(batch, live, handles, counts)
             if self._ledger.pending_moves:
                 self._check_moves(record)
+            moves: TokenMoves | None = None
+            if paths is not None or draft_paths is not None:
+                chosen = self._trees.read((paths, draft_paths), len(ids), counts, live)
+                members = ids if live is None else pick(ids, live)
+                moves = self._trees.queue(record.step, handles, chosen, members)
             try:
                 if len(handles):
                     self._ledger.advance(record.step, handles, tokens, counts, valid)
@@ -239,6 +269,8 @@ class Managers:
                 self._registry.check_dummies(members, handles, counts)
                 name_request(error, members)
                 raise
+            if moves is not None:
+                self._trees.add(moves)
             self._decodes.note(batch, live, counts, num_yielding)
             self._close(record, handles)
 
@@ -288,6 +320,7 @@ class Managers:
             int32 `[k, 4]`: class, source page, destination page, tokens to copy.
         """
         with self._lock:
+            self._run_transfers()
             out = np.empty((self._ledger.pending_moves, 4), np.int32)
             self._ledger.moves(out)
             return out
@@ -314,6 +347,36 @@ class Managers:
             moves = self.moves()
             mover.run(moves, stream)
             return len(moves)
+
+    def token_moves(self) -> TokenMoves:
+        """Take the token copies that bring accepted nodes of draft trees together.
+
+        They must run in order, in the pools of their role, after the step's work and before any
+        that is prepared later; `run_token_moves` does it where the managers have pools.
+        """
+        with self._lock:
+            return self._trees.take()
+
+    def run_token_moves(self, stream: object | None = None) -> int:
+        """Bring the accepted nodes of draft trees together, in the pools of their role.
+
+        Args:
+            stream: the engine's stream, needed on a GPU: the copies are queued there.
+
+        Returns:
+            The number of tokens copied, in all classes together.
+
+        Raises:
+            PoolError: the pools hold no memory (`materialize=False`): take `token_moves()` instead.
+            ArrayError: pools on a GPU, and no stream; the copies still wait.
+        """
+        with self._lock:
+            return self._trees.run(stream)
+
+    def _run_transfers(self) -> None:
+        """Start copies between tiers before anything else touches their pages."""
+        if self._transfers is not None:
+            self._transfers.run()
 
     @cached_property
     def _mover(self) -> PageMover:
@@ -372,7 +435,7 @@ class Managers:
 
     @cached_property
     def retention(self) -> Retention:
-        """What says which cached blocks to keep: priorities, and leases on prefixes."""
+        """What says which cached blocks to keep: priorities, leases on prefixes, and quotas."""
         return Retention(self._ledger, self._limits, self._registry, self._lock)
 
     # --- requests -----------------------------------------------------------------------------
@@ -436,12 +499,28 @@ class Managers:
         with self._lock:
             ids = RequestIds(request_ids)
             flags = publish_flags(publish, len(ids))
+            if self._transfers is not None and len(self._transfers):
+                ids, flags = self._free_waiting(self._transfers, ids, flags)
             if not self._preemptions:
                 self._free(ids, flags)
                 return
             here = [item for item, name in enumerate(ids) if not self._is_away(name)]
             self._free(RequestIds(ids[item] for item in here), flags[here])
             self._preemptions.forget(ids)
+
+    def _free_waiting(
+        self, transfers: Transfers, ids: RequestIds, flags: NDArray[np.uint8]
+    ) -> tuple[RequestIds, NDArray[np.uint8]]:
+        """Free those that wait for their pages; return the others, which have been checked."""
+        here = [item for item, name in enumerate(ids) if name not in transfers]
+        rest = RequestIds(ids[item] for item in here)
+        if len(rest) < len(ids):
+            known = (name for name in rest if not self._is_away(name))
+            self._registry.resolve(RequestIds(known))
+            for name in ids:
+                if name in transfers:
+                    transfers.release(name)
+        return rest, flags[here]
 
     def _is_away(self, request_id: Hashable) -> bool:
         return request_id in self._preemptions and request_id not in self._registry.handles
@@ -451,6 +530,8 @@ class Managers:
         self._ledger.release(handles, flags)
         for handle in handles.tolist():
             self._steps.free(handle)
+        if self._transfers is not None:
+            self._transfers.resuming.difference_update(handles.tolist())
         self._dummies.note_released(self._registry.close(ids))
 
     def preempt(
@@ -499,7 +580,10 @@ class Managers:
             LedgerError: the request runs a step, or waits for copies that were not taken.
         """
         with self._lock:
-            return self._lifecycle.fork(request_id, RequestIds(new_ids), step)
+            self._trees.check_taken()
+            made = self._lifecycle.fork(request_id, RequestIds(new_ids), step)
+            self._run_transfers()
+            return made
 
     def suspend(
         self, request_ids: Iterable[Hashable], publish: bool | Sequence[bool] = True
@@ -538,7 +622,8 @@ class Managers:
             step: an open step of `begin_step`; None: the one that `prepare_resources` began.
 
         Returns:
-            bool `[n]`: which run. The others stay suspended.
+            bool `[n]`: which run. The others stay suspended, or wait for their pages from a lower
+            tier: give them again.
 
         Raises:
             RequestError: an id that is not open.
@@ -547,6 +632,7 @@ class Managers:
             LedgerError: `step` is not open, a request is not suspended, or a length below 1.
         """
         with self._lock:
+            self._trees.check_taken()
             return self._lifecycle.resume(RequestIds(request_ids), chunk_lens, step)
 
     def add_dummy_requests(
@@ -573,7 +659,10 @@ class Managers:
             self._registry.check_absent(ids)
             lens = int_array("token_nums", token_nums, np.int64)
             self._limits.check_dummy_lens(ids, lens)
-            return list(ids) if self._dummies.open(ids, lens, self._now) else None
+            self._trees.check_taken()
+            opened = self._dummies.open(ids, lens, self._now)
+            self._run_transfers()
+            return list(ids) if opened else None
 
     def drop_scope(
         self, adapter: tuple[int | str, int] | None = None, cache_salt: bytes | str | None = None
@@ -614,4 +703,5 @@ class Managers:
                 refused_rows=self._preparation.refused_rows,
                 preemptions=self._preemptions.totals,
                 decodes=self._decodes,
+                tiers=None if self._transfers is None else self._transfers.stats(),
             )

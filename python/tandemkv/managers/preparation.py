@@ -9,16 +9,20 @@ from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
 from tandemkv.errors import LedgerError
-from tandemkv.managers.admission import Admission, Refusal, admission_of
+from tandemkv.managers.admission import LOADING, Admission, Refusal, admission_of
 from tandemkv.managers.batch import Batch, RequestIds
 from tandemkv.managers.identity import interned
 from tandemkv.managers.limits import Limits
+from tandemkv.managers.loading import Loading
 from tandemkv.managers.registry import Registry
 from tandemkv.managers.steps import NOT_GRANTED
+from tandemkv.managers.transfers import Transfers
 
 # A checked batch: handles of the running requests; their positions, and the new requests (both
 # None if all requests run already). Plain tuples, because every decode step makes one.
 Work = tuple[NDArray[np.int64], NDArray[np.intp] | None, Admission | None]
+
+_NONE = np.zeros(0, np.intp)
 
 # What a step was granted: handles (`NOT_GRANTED` for the refused), which, and how many.
 Granted = tuple[NDArray[np.int64], NDArray[np.bool_], int]
@@ -32,7 +36,15 @@ class Preparation:
         refused_rows: requests refused so far to keep rows for dummies.
     """
 
-    def __init__(self, ledger: Ledger, limits: Limits, registry: Registry) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        limits: Limits,
+        registry: Registry,
+        transfers: Transfers | None = None,
+    ) -> None:
+        self._transfers = transfers
+        self._loading = None if transfers is None else Loading(ledger, registry, transfers)
         self._ledger = ledger
         self._limits = limits
         self._max_draft_len = limits.reserve_tokens
@@ -71,10 +83,14 @@ class Preparation:
         """
         if self.refusals:
             self.refusals = {}
+        if self._transfers is not None:
+            self._transfers.collect()
         ids = batch.request_ids
         handles, running, admission = work
         if running is None or admission is None:
             granted = self._grow(ids, batch.widths, handles, step, stop_at_first)
+            if self._transfers is not None:
+                self._transfers.run()
             if batch.num_chunks:
                 self._registry.move_cursors(batch.chunk_lens, handles, granted[1])
             return granted
@@ -84,7 +100,10 @@ class Preparation:
             grown = self._grow(members, batch.widths[running], handles, step, stop_at_first)
         grown_handles, mask, num_grown = grown
         num_admitted = 0
-        if not (stop_at_first and num_grown < len(running)):
+        if stop_at_first and num_grown < len(running):
+            if self._transfers is not None:
+                self._transfers.run()
+        else:
             try:
                 num_admitted = self._admit(step, admission, stop_at_first)
             except LedgerError as error:
@@ -123,14 +142,37 @@ class Preparation:
         return np.where(mask, handles, NOT_GRANTED), mask, count
 
     def _admit(self, step: int, admission: Admission, stop_at_first: bool) -> int:
-        """Admit in order, never into the rows that are kept for dummies."""
-        room = self._limits.max_requests - self._registry.num_requests
+        """Admit in order, never into the rows that are kept for dummies; return how many run."""
+        if self._loading is None or self._transfers is None:
+            return self._admit_new(step, admission, stop_at_first)
+        waiting = self._loading.waiting(admission) if len(self._transfers) else _NONE
+        if not len(waiting):
+            self._admit_new(step, admission, stop_at_first)
+        else:
+            self._loading.take_up(admission, waiting, step)
+            rest = np.setdiff1d(np.arange(len(admission)), waiting)
+            if len(rest) and not (stop_at_first and (admission.handles[waiting] < 0).any()):
+                fresh = admission.select(rest)
+                self._admit_new(step, fresh, stop_at_first)
+                admission.handles[rest], admission.hits[rest] = fresh.handles, fresh.hits
+        # Copies in CPU memory are over when this returns.
+        self._transfers.run()
+        apart = np.flatnonzero(admission.handles == LOADING)
+        mine = [item for item in apart.tolist() if admission.ids[item] in self._transfers]
+        self._loading.take_up(admission, np.array(mine, np.intp), step)
+        return int(np.count_nonzero(admission.handles >= 0))
+
+    def _admit_new(self, step: int, admission: Admission, stop_at_first: bool) -> int:
+        waiting = 0 if self._transfers is None else len(self._transfers)
+        room = self._limits.max_requests - self._registry.num_requests - waiting
+        given = admission.tokens
         with interned(self._ledger, admission):
             for start, stop in admission.admit(self._ledger, step, room, stop_at_first):
+                if self._loading is not None:
+                    self._loading.set_apart(admission, given, start, stop)
                 self._registry.open(admission, start, stop)
-        is_open = admission.handles >= 0
         self.refused_rows += admission.kept_out
-        return int(np.count_nonzero(is_open))
+        return int(np.count_nonzero(admission.handles >= 0))
 
 
 def hold(ledger: Ledger, step: int, handles: NDArray[np.int64]) -> None:

@@ -13,7 +13,7 @@ from tandemkv.errors import BatchError, LedgerError
 from tandemkv.managers.admission import admission_of
 from tandemkv.managers.arrays import int_array, token_array
 from tandemkv.managers.batch import Batch
-from tandemkv.managers.identity import Adapter, MediaItem, Salt, interned
+from tandemkv.managers.identity import Adapter, MediaItem, Salt, interned, read_identity
 from tandemkv.managers.limits import Limits
 from tandemkv.managers.registry import Registry
 
@@ -22,9 +22,9 @@ FOR_GOOD = -1
 
 
 class Retention:
-    """Priorities of what requests leave behind, and leases on prefixes: `Managers.retention`.
+    """Priorities, leases on prefixes, and quotas of scopes: `Managers.retention`.
 
-    `docs/eviction.md` says exactly what both mean.
+    `docs/eviction.md` says exactly what they mean.
     """
 
     def __init__(self, ledger: Ledger, limits: Limits, registry: Registry, lock: RLock) -> None:
@@ -133,6 +133,43 @@ class Retention:
                     float(until),
                     None if asked.draft_from is None else int(asked.draft_from[0]),
                 )
+
+    def set_quota(
+        self,
+        floor_blocks: int,
+        ceiling_blocks: int | None = None,
+        *,
+        scope: int = 0,
+        adapter: Adapter | None = None,
+        cache_salt: Salt | None = None,
+    ) -> None:
+        """Say how much of the cache requests of one scope keep while others need room.
+
+        Args:
+            floor_blocks: requests of other scopes evict nothing of this one at or below so many
+                cached blocks; 0: no floor.
+            ceiling_blocks: cached blocks above which this scope is evicted before all others;
+                None: no ceiling. Floor 0 without a ceiling ends the quota.
+            scope: as in a batch, like the arguments after it.
+            adapter: `(id, version)`.
+            cache_salt: bytes or text.
+
+        Raises:
+            BatchError: an adapter or salt that a batch would refuse.
+            LedgerError: a scope that is not held, a ceiling below the floor, or a floor beyond what
+                other floors and the open requests leave; nothing was changed.
+        """
+        identity = read_identity(1, [adapter], [cache_salt], None)
+        with self._lock:
+            if identity is None or not identity.has_scope(0):
+                self._ledger.set_quota(scope, floor_blocks, ceiling_blocks)
+                return
+            number = self._ledger.intern_scope(adapter, cache_salt)
+            try:
+                self._ledger.set_quota(number, floor_blocks, ceiling_blocks)
+            finally:
+                # The quota keeps the number in use.
+                self._ledger.release_scope(number)
 
     def unpin(self, lease: int) -> bool:
         """End a lease; what nothing protects any more may be evicted.

@@ -57,6 +57,8 @@ class ManagerStats:
         readmitted_hit_tokens: how many of those were reused, which `hit_tokens` counts as well.
         decode_steps: decode steps that yielded tokens, one per request and step.
         prompt_end_tokens: tokens sampled after a prompt; part of the ledger's `accepted_tokens`.
+        tiers: pages and counters of host and disk, see `Ledger.tier_stats`, and `waiting_requests`,
+            whose pages are on their way; None without such tiers.
     """
 
     ledger: Mapping[str, Any]
@@ -69,6 +71,7 @@ class ManagerStats:
     readmitted_hit_tokens: int
     decode_steps: int
     prompt_end_tokens: int
+    tiers: Mapping[str, Any] | None = None
 
     @classmethod
     def of(
@@ -82,6 +85,7 @@ class ManagerStats:
         refused_rows: int,
         preemptions: Mapping[str, int],
         decodes: DecodeSteps,
+        tiers: Mapping[str, Any] | None,
     ) -> ManagerStats:
         """Return the statistics from those of the ledger."""
         role_bytes = {view.role: view.usage_of(ledger) for view in views}
@@ -95,6 +99,7 @@ class ManagerStats:
             **preemptions,
             decode_steps=decodes.steps,
             prompt_end_tokens=decodes.prompt_end_tokens,
+            tiers=tiers,
         )
 
     @property
@@ -158,5 +163,6 @@ class ManagerStats:
             "mean_acceptance_length": self.mean_acceptance_length,
             "pages": list(self.pages),
             "usage": list(self.usage),
+            "tiers": None if self.tiers is None else dict(self.tiers),
             "role_bytes": {role: dict(states) for role, states in self.role_bytes.items()},
         }

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandemkv.errors import TierError
-from tandemkv.managers.classes import cache_classes
+from tandemkv.managers.classes import CacheClass, cache_classes
+from tandemkv.managers.memory import device_number
 from tandemkv.managers.pools import Pool
 from tandemkv.planning import Plan
 from tandemkv.tiers.bookkeeping import BookkeepingExecutor
-from tandemkv.tiers.copies import HostCopier
+from tandemkv.tiers.copies import HostCopier, PageCopier
+from tandemkv.tiers.cuda import CudaCopier
+from tandemkv.tiers.disk import StoreClass, slot_bytes
+from tandemkv.tiers.disk.header import HEADER_BYTES_MAX
 from tandemkv.tiers.executor import TierExecutor, WhenFull
-from tandemkv.tiers.host import HostTier
+from tandemkv.tiers.host import HostTier, Pinner
 from tandemkv.tiers.limits import HostLimits
 from tandemkv.tiers.pages import device_group
 from tandemkv.tiers.protocols import Executor, PageStore
@@ -34,8 +40,9 @@ class TierPages:
 def tier_pages(plan: Plan) -> TierPages:
     """Return the pages that host and disk have for each class of a plan, in the ledger's order.
 
-    A class has as many as the smallest of its groups. Cross-attention has none: its pages are
-    private.
+    A class has as many on the host as the smallest of its groups. On disk it has as many as fit
+    into the planned bytes of each rank, which also hold what a page says about itself (see
+    `slot_bytes`) and the store's header. Cross-attention has none: its pages are private.
     """
     classes = cache_classes(plan)
     host, disk = [], []
@@ -44,7 +51,80 @@ def tier_pages(plan: Plan) -> TierPages:
         private = item.lifetime[0] == "cross_attention"
         host.append(0 if private else min(group.num_host_pages for group in groups))
         disk.append(0 if private else min(group.num_disk_pages for group in groups))
-    return TierPages(host=tuple(host), disk=tuple(disk))
+    return TierPages(host=tuple(host), disk=_within_bytes(plan, classes, disk))
+
+
+def _within_bytes(
+    plan: Plan, classes: Sequence[CacheClass], pages: Sequence[int]
+) -> tuple[int, ...]:
+    """Return how many pages of each class have room on every rank, trailers and header included."""
+    limits = list(pages)
+    for rank in plan.ranks:
+        room_for_header = HEADER_BYTES_MAX
+        for number, item in enumerate(classes):
+            groups = [
+                group
+                for role in (rank.target, rank.draft)
+                if role is not None
+                for group in role.groups
+                if group.rule == item.lifetime
+            ]
+            budget = sum(group.disk_bytes for group in groups)
+            if not pages[number] or not budget:
+                continue
+            slots = max(0, budget - room_for_header) // slot_bytes(
+                sum(group.page_bytes for group in groups)
+            )
+            room_for_header = 0  # it is in the first class that keeps something
+            limits[number] = min(limits[number], slots)
+    return tuple(limits)
+
+
+def geometry_fingerprint(
+    pools: Sequence[Pool], *, rank: int = 0, num_ranks: int = 1, fingerprint: bytes = b""
+) -> bytes:
+    """Return 32 bytes that name what must be equal for stored pages to be readable.
+
+    That is every buffer of a page: class, layer, name, dtype, shape and place; which rank's it is;
+    and what the caller adds, such as the fingerprint of the weights. How a pool arranges its pages
+    on the device does not matter.
+
+    Args:
+        pools: the pools of the rank, the target's before the draft's.
+        rank: the rank.
+        num_ranks: ranks of the engine.
+        fingerprint: see `build_managers`.
+    """
+    described = {
+        "rank": rank,
+        "num_ranks": num_ranks,
+        "fingerprint": fingerprint.hex(),
+        "pools": [
+            {
+                "class": pool.class_index,
+                "tokens_per_block": pool.layout.tokens_per_block,
+                "buffers": [
+                    {**spec.to_dict(), "token_axis": spec.token_axis}
+                    for spec in pool.layout.buffers
+                ],
+            }
+            for pool in pools
+        ],
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).digest()
+
+
+def store_classes(pools: Sequence[Pool], num_pages: Sequence[int]) -> list[StoreClass]:
+    """Return what a `DiskStore` keeps for the pools of a rank.
+
+    Args:
+        pools: the pools of the rank, the target's before the draft's.
+        num_pages: pages of each class on disk.
+    """
+    return [
+        StoreClass(tuple(pool.page_bytes for pool in pools if pool.class_index == number), pages)
+        for number, pages in enumerate(num_pages)
+    ]
 
 
 def build_executor(
@@ -53,6 +133,7 @@ def build_executor(
     *,
     host_pages: Sequence[int] | None = None,
     disk: PageStore | None = None,
+    pin: bool | None = None,
     local_ranks: int = 1,
     reserved_bytes: int = 0,
     limits: HostLimits | None = None,
@@ -67,6 +148,8 @@ def build_executor(
         num_classes: classes of the ledger.
         host_pages: pages of each class in host memory; None: no host tier.
         disk: the disk tier, which the executor then owns; None: none.
+        pin: whether host memory is pinned; None: where the pools are on a GPU, whose copies then
+            run beside the host.
         local_ranks: ranks on this host that have a host tier of this size.
         reserved_bytes: what comes off the host's memory first; see `check_host_memory`.
         limits: what the machine leaves; None: what it says now.
@@ -75,30 +158,45 @@ def build_executor(
         when_full: what becomes of an eviction to disk without a staging page; see `TierExecutor`.
 
     Raises:
-        TierError: the memory cannot be had, or some pools hold memory and others do not.
+        TierError: the memory cannot be had, or not be pinned, or some pools hold memory and others
+            do not.
     """
     materialized = {pool.materialized for pool in pools}
     if materialized == {False}:
         return BookkeepingExecutor()
     if materialized != {True}:
         raise TierError("pools with and without memory, or none at all; all need memory, or none")
+    copier: PageCopier = HostCopier()
+    pinner: Pinner | None = None
+    if pools[0].device != "cpu":
+        cuda = copier = CudaCopier(device_number(pools[0].device))
+        pinner = None if pin is False else cuda.pin
+    elif pin:
+        raise TierError("pin is True; memory is pinned for pools on a GPU, these are on the CPU")
     groups = [device_group(pool) for pool in pools]
     host = None
     if host_pages is not None:
         host = HostTier(
             groups,
             host_pages,
+            pin=pinner,
             local_ranks=local_ranks,
             reserved_bytes=reserved_bytes,
             limits=limits,
         )
-    return TierExecutor(
-        groups,
-        num_classes,
-        copier=HostCopier(),
-        host=host,
-        disk=disk,
-        threads=threads,
-        staging_pages=staging_pages,
-        when_full=when_full,
-    )
+    try:
+        return TierExecutor(
+            groups,
+            num_classes,
+            copier=copier,
+            host=host,
+            disk=disk,
+            threads=threads,
+            staging_pages=staging_pages,
+            when_full=when_full,
+            pin=pinner,
+        )
+    except BaseException:
+        if host is not None:
+            host.close()
+        raise

@@ -82,9 +82,8 @@ class TierExecutor:
             nothing if host is None else host.num_pages,
             nothing if disk is None else disk.num_pages,
         )
-        # Evicted pages go to the host tier where there is one; from the disk they may come at once.
         slots = 0 if disk is None else staging_pages
-        self._outgoing = Staging(groups, num_classes, slots if host is None else 0, pin=pin)
+        self._outgoing = Staging(groups, num_classes, slots, pin=pin)
         self._incoming = Staging(groups, num_classes, slots, pin=pin)
         self._jobs = DiskJobs(threads, self._transfer)
         self._book = Completions()
@@ -171,6 +170,11 @@ class TierExecutor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def host(self) -> HostTier | None:
+        """The host memory, None without a host tier."""
+        return self._host
 
     @property
     def outstanding(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -105,6 +105,10 @@ class HostTier:
     def buffer(self, group: int) -> NDArray[np.uint8]:
         """Return the memory of a group by its place in `groups`, uint8 `[pages * page_bytes]`."""
         return self._buffers[group]
+
+    def buffers(self) -> Iterator[tuple[DeviceGroup, NDArray[np.uint8]]]:
+        """Yield each group, in order, with its memory, uint8 `[pages * page_bytes]`."""
+        yield from zip(self._groups, self._buffers, strict=True)
 
     def parts(self, class_index: int, page: int) -> list[NDArray[np.uint8]]:
         """Return one page of a class: the bytes of each of its groups, in order, without a copy."""

@@ -27,6 +27,16 @@ class Executor(Protocol):
         """Wait for what runs, and give everything up."""
 
 
+class TransferObserver(Protocol):
+    """Hears of transfers, to copy pages elsewhere while they stay where they are."""
+
+    def planned(self, plan: TransferPlan) -> None:
+        """Hear of transfers before they are submitted."""
+
+    def completed(self, ids: NDArray[np.int64], ok: NDArray[np.uint8]) -> None:
+        """Hear what became of transfers before the ledger does."""
+
+
 class PageStore(Protocol):
     """The disk tier, used by several threads at once, on different pages."""
 

@@ -113,10 +113,15 @@ impl Blocks {
         &self.tokens[start..start + self.tokens_per_block]
     }
 
+    /// Writes tokens into one record from position `at` on; they end inside it.
     #[inline]
-    pub(crate) fn tokens_mut(&mut self, block: BlockId) -> &mut [Token] {
-        let start = block.at() * self.tokens_per_block;
-        &mut self.tokens[start..start + self.tokens_per_block]
+    pub(crate) fn write(&mut self, block: BlockId, at: usize, tokens: &[Token]) {
+        let start = block.at() * self.tokens_per_block + at;
+        match tokens {
+            // Not worth the call that a copy of some length is.
+            [token] => self.tokens[start] = *token,
+            _ => self.tokens[start..start + tokens.len()].copy_from_slice(tokens),
+        }
     }
 
     /// Writes the tokens of one record into another.
@@ -205,6 +210,12 @@ impl Blocks {
     /// Appends `needed` free records to `out`. There are as many records as pages of a full class, and
     /// the caller has pages, so there is always one; without a full class the records were counted.
     pub(crate) fn take(&mut self, needed: u32, out: &mut Vec<BlockId>) {
+        if needed == 1
+            && let Some(block) = self.free.pop()
+        {
+            out.push(block);
+            return;
+        }
         let left = self
             .free
             .len()

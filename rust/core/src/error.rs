@@ -177,6 +177,19 @@ pub enum LedgerError {
         /// Tokens known.
         known: i64,
     },
+    /// A floor beyond what other floors and the open sequences leave.
+    #[error(
+        "floor_blocks of scope {scope} is {floor}, must be in 0..={most}: what other floors and the open \
+         sequences leave"
+    )]
+    FloorTooHigh {
+        /// The scope.
+        scope: i32,
+        /// What was given.
+        floor: u32,
+        /// The largest floor possible now.
+        most: u64,
+    },
     /// A node of a draft tree that cannot stand where it does in a path.
     #[error(
         "path[{item}] has node {node} at {position}, must be in {min}..={max}: node 0 first, then ascending, \
@@ -310,6 +323,7 @@ impl LedgerError {
             Self::NotSuspended { .. } => "not_suspended",
             Self::CopiesWaiting { .. } => "copies_waiting",
             Self::AppendInsideKnown { .. } => "append_inside_known",
+            Self::FloorTooHigh { .. } => "floor_too_high",
             Self::PathNode { .. } => "path_node",
             Self::MovesNotTaken { .. } => "moves_not_taken",
             Self::SequencesOpen { .. } => "sequences_open",
@@ -415,6 +429,11 @@ impl LedgerError {
                 ("step", step.into()),
                 ("end", end.into()),
                 ("known", known.into()),
+            ],
+            Self::FloorTooHigh { scope, floor, most } => vec![
+                ("scope", scope.into()),
+                ("floor", floor.into()),
+                ("most", most.into()),
             ],
             Self::PathNode {
                 item,

@@ -96,6 +96,13 @@ impl Handle {
         (i64::from(self.generation) << 32) | i64::from(self.row.get())
     }
 
+    /// The row of a handle that was found to be one.
+    #[inline]
+    pub(crate) fn row_of(value: i64) -> Row {
+        #[expect(clippy::cast_possible_truncation, reason = "the row is the lower half")]
+        Row::new(value.cast_unsigned() as u32)
+    }
+
     /// The parts of a 64-bit handle; `None` for negative values, which are refusals.
     #[inline]
     #[must_use]

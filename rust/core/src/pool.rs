@@ -56,6 +56,13 @@ impl Pool {
     /// Appends `needed` free pages to `out`; the caller has checked that there are as many.
     #[inline]
     pub(crate) fn take(&mut self, needed: u32, out: &mut Vec<PageIndex>) {
+        // Growth by one block is what decode steps do.
+        if needed == 1
+            && let Some(page) = self.free.pop()
+        {
+            out.push(page);
+            return;
+        }
         let left = self
             .free
             .len()

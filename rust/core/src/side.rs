@@ -537,7 +537,7 @@ pub(crate) fn offer_side(
         return;
     }
     if let (Some(key), Some(shelf)) = (blocks.tier_key(block), tiers.shelf_of(place)) {
-        tiers.offer(shelf, key, Value::default(), std::iter::once(page));
+        tiers.offer(shelf, (key, None), Value::default(), std::iter::once(page));
     }
 }
 

@@ -135,6 +135,8 @@ pub struct Stats {
     pub leases: u32,
     /// Blocks of the prefix tree that leases protect.
     pub pinned_blocks: u32,
+    /// Evictable blocks that the floors of their scopes keep from others.
+    pub guarded_blocks: u32,
     /// Counters since the start.
     pub counters: Counters,
 }

@@ -8,10 +8,11 @@
 use std::fmt::Display;
 use std::marker::PhantomData;
 
-use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_WRITEABLE};
-use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_WRITEABLE};
+use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 
 use crate::errors::misuse;
 
@@ -22,17 +23,30 @@ const MOST_DIMS: usize = 3;
 pub trait Item: pyo3::buffer::Element + numpy::Element {
     /// As NumPy spells it.
     const NAME: &'static str;
+
+    /// NumPy's built-in description of the type, of which there is one.
+    fn descr(py: Python<'_>) -> &Bound<'_, PyArrayDescr>;
 }
 
-impl Item for i32 {
-    const NAME: &'static str = "int32";
+macro_rules! item {
+    ($type:ty, $name:literal) => {
+        impl Item for $type {
+            const NAME: &'static str = $name;
+
+            #[inline]
+            fn descr(py: Python<'_>) -> &Bound<'_, PyArrayDescr> {
+                static DESCR: PyOnceLock<Py<PyArrayDescr>> = PyOnceLock::new();
+                DESCR
+                    .get_or_init(py, || <$type as numpy::Element>::get_dtype(py).unbind())
+                    .bind(py)
+            }
+        }
+    };
 }
-impl Item for i64 {
-    const NAME: &'static str = "int64";
-}
-impl Item for u8 {
-    const NAME: &'static str = "uint8";
-}
+
+item!(i32, "int32");
+item!(i64, "int64");
+item!(u8, "uint8");
 
 /// Memory of one array: C-contiguous, aligned, of a known element type.
 struct View {
@@ -63,6 +77,9 @@ impl View {
         most: usize,
     ) -> PyResult<Option<Self>> {
         if let Ok(array) = value.cast::<PyUntypedArray>() {
+            if let Some(view) = Self::of_usual_array::<T>(array, fewest, most) {
+                return Ok(Some(view));
+            }
             return Self::of_array::<T>(array, argument, fewest, most);
         }
         let Ok(buffer) = PyBuffer::<T>::get(value) else {
@@ -84,6 +101,38 @@ impl View {
             writable: !buffer.readonly(),
             _keep: Some(PyUntypedBuffer::get(value)?),
         }))
+    }
+
+    /// The memory of an array that is as it should be, with the built-in description of `T`; what is
+    /// wrong with any other one, if anything, takes longer to say.
+    #[inline]
+    fn of_usual_array<T: Item>(
+        array: &Bound<'_, PyUntypedArray>,
+        fewest: usize,
+        most: usize,
+    ) -> Option<Self> {
+        const USUAL: i32 = NPY_ARRAY_ALIGNED | NPY_ARRAY_C_CONTIGUOUS;
+        // SAFETY: `array` is a NumPy array, and alive as an argument of the running call.
+        let raw = unsafe { &(*array.as_array_ptr()).fields };
+        if raw.flags & USUAL != USUAL || raw.descr.cast() != T::descr(array.py()).as_ptr() {
+            return None;
+        }
+        let given = array.shape();
+        let dims = given.len();
+        if !(fewest..=most).contains(&dims) {
+            return None;
+        }
+        let mut shape = [0; MOST_DIMS];
+        shape[..dims].copy_from_slice(given);
+        Some(Self {
+            start: raw.data.cast(),
+            items: array.len(),
+            item_size: size_of::<T>(),
+            shape,
+            dims,
+            writable: raw.flags & NPY_ARRAY_WRITEABLE != 0,
+            _keep: None,
+        })
     }
 
     fn of_array<T: Item>(

@@ -7,8 +7,8 @@ use tandemkv_core::event::{Event, EventKind, Reason, Stored};
 use tandemkv_core::key::BlockKey;
 use tandemkv_core::scope::{AdapterId, Salt, Scope};
 
-/// The only tier that has events so far.
-const TIER: &str = "device";
+/// Names of the tiers, by number.
+const TIERS: [&str; 3] = ["device", "host", "disk"];
 
 type Dict<'py> = PyResult<Bound<'py, PyDict>>;
 
@@ -39,7 +39,7 @@ fn put_scope(out: &Bound<'_, PyDict>, scope: &Scope) -> PyResult<()> {
 fn put_stored(out: &Bound<'_, PyDict>, run: &Stored, tokens_per_block: u32) -> PyResult<()> {
     let py = out.py();
     out.set_item("kind", "stored")?;
-    out.set_item("tier", TIER)?;
+    out.set_item("tier", TIERS[0])?;
     out.set_item("parent", run.parent.map(|key| PyBytes::new(py, &key)))?;
     out.set_item("keys", key_list(py, &run.keys))?;
     let tokens = run.tokens.iter().map(|token| token.cast_signed());
@@ -59,19 +59,25 @@ pub fn event<'py>(py: Python<'py>, event: &Event, tokens_per_block: u32) -> Dict
     out.set_item("number", event.number)?;
     match &event.kind {
         EventKind::Stored(run) => put_stored(&out, run, tokens_per_block)?,
-        EventKind::Removed { keys, reason } => {
+        EventKind::StoredBelow { tier, keys } => {
+            out.set_item("kind", "stored")?;
+            out.set_item("tier", TIERS[usize::from(*tier)])?;
+            out.set_item("keys", key_list(py, keys))?;
+        }
+        EventKind::Removed { tier, keys, reason } => {
             out.set_item("kind", "removed")?;
-            out.set_item("tier", TIER)?;
+            out.set_item("tier", TIERS[usize::from(*tier)])?;
             out.set_item("keys", key_list(py, keys))?;
             let reason = match reason {
                 Reason::Evicted => "evicted",
                 Reason::Dropped => "dropped",
+                Reason::Failed => "failed",
             };
             out.set_item("reason", reason)?;
         }
-        EventKind::Cleared => {
+        EventKind::Cleared { tier } => {
             out.set_item("kind", "cleared")?;
-            out.set_item("tier", TIER)?;
+            out.set_item("tier", TIERS[usize::from(*tier)])?;
         }
     }
     Ok(out)
@@ -82,6 +88,7 @@ pub fn snapshot<'py>(
     py: Python<'py>,
     number: u64,
     runs: &[Stored],
+    below: &[Vec<BlockKey>; 2],
     tokens_per_block: u32,
 ) -> Dict<'py> {
     let out = PyDict::new(py);
@@ -92,5 +99,8 @@ pub fn snapshot<'py>(
     });
     out.set_item("number", number)?;
     out.set_item("blocks", blocks.collect::<PyResult<Vec<_>>>()?)?;
+    for (name, keys) in TIERS[1..].iter().zip(below) {
+        out.set_item(name, key_list(py, keys))?;
+    }
     Ok(out)
 }

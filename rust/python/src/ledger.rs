@@ -6,6 +6,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyBytes, PyDict};
+use tandemkv_core::ids::Token;
+use tandemkv_core::key::BlockKey;
 use tandemkv_core::ledger::{AdvanceBatch, RetainBatch};
 use tandemkv_core::window::Lifetime;
 use tandemkv_core::{EvictionPolicy, Ledger, LedgerConfig, LedgerError};
@@ -33,6 +35,29 @@ const DETACH_HASHED_TOKENS: usize = 1 << 15;
 pub struct PyLedger(Mutex<Ledger>);
 
 impl PyLedger {
+    /// The keys that a function computes from tokens, without the GIL where they are many.
+    fn hashed<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        scope: Integer,
+        keys: impl FnOnce(&Ledger, &[Token], i32) -> Result<Vec<BlockKey>, LedgerError> + Send,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let scope = scope.get(py, "scope", SCOPE)?;
+        let tokens = Tokens::new(tokens, &"tokens", 1)?;
+        let mut guard = self.lock(py)?;
+        let (ledger, slice) = (&mut *guard, tokens.slice());
+        let result = if slice.len() >= DETACH_HASHED_TOKENS {
+            py.detach(move || keys(ledger, slice, scope))
+        } else {
+            keys(ledger, slice, scope)
+        };
+        drop(guard);
+        let given = |_, position| tokens.original(position);
+        let found = converted(py, result.map_err(|error| as_given(error, given)))?;
+        events::keys(py, &found).map(Bound::into_any)
+    }
+
     /// The ledger. The lock is never waited for while the GIL is held.
     pub(crate) fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Ledger>> {
         self.0.lock_py_attached(py).map_err(|_| {
@@ -320,6 +345,27 @@ impl PyLedger {
         converted(py, self.lock(py)?.unpin(lease))
     }
 
+    #[pyo3(signature = (scope, floor_blocks, ceiling_blocks = None))]
+    fn set_quota(
+        &self,
+        py: Python<'_>,
+        scope: Integer,
+        floor_blocks: Integer,
+        ceiling_blocks: Option<Integer>,
+    ) -> PyResult<()> {
+        let scope = scope.get(py, "scope", SCOPE)?;
+        let floor = floor_blocks.get(py, "floor_blocks", FROM_ZERO)?;
+        let ceiling = ceiling_blocks
+            .map(|blocks| blocks.get(py, "ceiling_blocks", FROM_ZERO))
+            .transpose()?;
+        converted(py, self.lock(py)?.set_quota(scope, floor, ceiling))
+    }
+
+    fn quotas<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let quotas = self.lock(py)?.quotas();
+        quotas.iter().map(|quota| views::quota(py, quota)).collect()
+    }
+
     fn retain(
         &self,
         py: Python<'_>,
@@ -428,19 +474,9 @@ impl PyLedger {
         tokens: &Bound<'py, PyAny>,
         scope: Integer,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let scope = scope.get(py, "scope", SCOPE)?;
-        let tokens = Tokens::new(tokens, &"tokens", 1)?;
-        let mut guard = self.lock(py)?;
-        let (ledger, slice) = (&mut *guard, tokens.slice());
-        let result = if slice.len() >= DETACH_HASHED_TOKENS {
-            py.detach(move || ledger.keys(slice, scope))
-        } else {
-            ledger.keys(slice, scope)
-        };
-        drop(guard);
-        let given = |_, position| tokens.original(position);
-        let keys = converted(py, result.map_err(|error| as_given(error, given)))?;
-        events::keys(py, &keys).map(Bound::into_any)
+        self.hashed(py, tokens, scope, |ledger, tokens, scope| {
+            ledger.keys(tokens, scope)
+        })
     }
 
     fn block_keys<'py>(&self, py: Python<'py>, handle: Integer) -> PyResult<Bound<'py, PyAny>> {
@@ -468,14 +504,15 @@ impl PyLedger {
     }
 
     fn event_snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let ((number, runs), size) = {
+        let ((number, runs), below, size) = {
             let mut guard = self.lock(py)?;
             let ledger = &mut *guard;
             // It reads every cached token.
             let snapshot = converted(py, py.detach(move || ledger.event_snapshot()))?;
-            (snapshot, guard.config().tokens_per_block)
+            let below = converted(py, guard.keys_below())?;
+            (snapshot, below, guard.config().tokens_per_block)
         };
-        events::snapshot(py, number, &runs, size)
+        events::snapshot(py, number, &runs, &below, size)
     }
 
     #[pyo3(signature = (adapter = None, salt = None))]
@@ -532,6 +569,8 @@ impl PyLedger {
         probe::fits(py, self, &requests, answer, hit)
     }
 
+    #[pyo3(signature = (length, hit, first, max_total, answer, scope = None))]
+    #[allow(clippy::too_many_arguments)]
     fn fits_blocks(
         &self,
         py: Python<'_>,
@@ -540,8 +579,9 @@ impl PyLedger {
         first: &Bound<'_, PyAny>,
         max_total: &Bound<'_, PyAny>,
         answer: &Bound<'_, PyAny>,
+        scope: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<usize> {
-        probe::fits_blocks(py, self, length, hit, first, max_total, answer)
+        probe::fits_blocks(py, self, (length, hit, first, max_total), answer, scope)
     }
 
     fn reclaimable(
@@ -638,6 +678,33 @@ impl PyLedger {
     ) -> PyResult<usize> {
         let class_index = class_index.get(py, "class_index", FROM_ZERO)?;
         tiers::restore(py, self, tier, class_index, keys, pages)
+    }
+
+    fn adopt(
+        &self,
+        py: Python<'_>,
+        class_index: Integer,
+        keys: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        let class_index = class_index.get(py, "class_index", FROM_ZERO)?;
+        tiers::adopt(py, self, class_index, keys, pages)
+    }
+
+    #[pyo3(
+        signature = (tokens, scope = Integer(Ok(0)), draft_valid = true),
+        text_signature = "($self, tokens, scope=0, draft_valid=True)"
+    )]
+    fn tier_keys<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        scope: Integer,
+        draft_valid: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.hashed(py, tokens, scope, |ledger, tokens, scope| {
+            ledger.tier_keys(tokens, scope, draft_valid)
+        })
     }
 
     fn tier_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

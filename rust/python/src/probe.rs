@@ -35,32 +35,43 @@ pub fn fits(
     converted(py, result.map_err(|error| as_given(error, given)))
 }
 
+/// Arguments of one call, an array each.
+type FourArrays<'a, 'py> = (
+    &'a Bound<'py, PyAny>,
+    &'a Bound<'py, PyAny>,
+    &'a Bound<'py, PyAny>,
+    &'a Bound<'py, PyAny>,
+);
+
 pub fn fits_blocks(
     py: Python<'_>,
     ledger: &PyLedger,
-    length: &Bound<'_, PyAny>,
-    hit: &Bound<'_, PyAny>,
-    first: &Bound<'_, PyAny>,
-    max_total: &Bound<'_, PyAny>,
+    (length, hit, first, max_total): FourArrays<'_, '_>,
     answer: &Bound<'_, PyAny>,
+    scope: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<usize> {
     let length = Input::<i64>::new(length, "length", 1)?;
     let hit = Input::<i64>::new(hit, "hit", 1)?;
     let first = Input::<i32>::new(first, "first", 1)?;
     let max_total = Input::<i64>::new(max_total, "max_total", 1)?;
     let mut answer = Output::<i32>::new(answer, "answer", 1)?;
-    let inputs = [
+    let scope = scope
+        .map(|value| Input::<i32>::new(value, "scope", 1))
+        .transpose()?;
+    let mut inputs = vec![
         length.region("length"),
         hit.region("hit"),
         first.region("first"),
         max_total.region("max_total"),
     ];
+    inputs.extend(scope.as_ref().map(|values| values.region("scope")));
     disjoint(py, &[answer.region("answer")], &inputs)?;
     let batch = BlocksBatch {
         length: length.slice(),
         hit: hit.slice(),
         first: first.slice(),
         max_total: max_total.slice(),
+        scope: scope.as_ref().map(Input::slice),
     };
     let result = ledger.lock(py)?.fits_blocks(&batch, answer.slice_mut());
     converted(py, result)

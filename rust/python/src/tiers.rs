@@ -127,6 +127,30 @@ pub fn restore(
     converted(py, result)
 }
 
+pub fn adopt(
+    py: Python<'_>,
+    ledger: &PyLedger,
+    class_index: u32,
+    keys: &Bound<'_, PyAny>,
+    pages: &Bound<'_, PyAny>,
+) -> PyResult<usize> {
+    let keys = Input::<u8>::new(keys, "keys", 2)?;
+    check_columns(py, "keys", keys.shape()[1], KEY)?;
+    let mut pages = Output::<i32>::new(pages, "pages", 1)?;
+    disjoint(py, &[pages.region("pages")], &[keys.region("keys")])?;
+    let keys: Vec<BlockKey> = keys.slice().as_chunks::<KEY>().0.to_vec();
+    let out = pages.slice_mut();
+    if out.len() != keys.len() {
+        let message = format!("pages has {} items, must have {}", out.len(), keys.len());
+        return Err(misuse(py, "length_mismatch", &message));
+    }
+    let found = converted(py, ledger.lock(py)?.adopt(class_index, &keys))?;
+    for (out, page) in out.iter_mut().zip(&found) {
+        *out = page.map_or(-1, u32::cast_signed);
+    }
+    Ok(found.iter().flatten().count())
+}
+
 pub fn stats<'py>(py: Python<'py>, ledger: &PyLedger) -> PyResult<Bound<'py, PyDict>> {
     let found = ledger.lock(py)?.tier_stats();
     let out = PyDict::new(py);

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use tandemkv_core::ids::Token;
-use tandemkv_core::ledger::{Dump, NodeDump, SequenceDump};
+use tandemkv_core::ledger::{Dump, NodeDump, QuotaStats, SequenceDump};
 use tandemkv_core::stats::Stats;
 
 type Dict<'py> = PyResult<Bound<'py, PyDict>>;
@@ -56,9 +56,21 @@ pub fn stats<'py>(py: Python<'py>, stats: &Stats) -> Dict<'py> {
     out.set_item("cached_blocks", stats.cached_blocks)?;
     out.set_item("leases", stats.leases)?;
     out.set_item("pinned_blocks", stats.pinned_blocks)?;
+    out.set_item("guarded_blocks", stats.guarded_blocks)?;
     for (name, value) in stats.counters.named() {
         out.set_item(name, value)?;
     }
+    Ok(out)
+}
+
+pub fn quota<'py>(py: Python<'py>, quota: &QuotaStats) -> Dict<'py> {
+    let out = PyDict::new(py);
+    out.set_item("scope", quota.scope)?;
+    out.set_item("floor_blocks", quota.floor_blocks)?;
+    out.set_item("ceiling_blocks", quota.ceiling_blocks)?;
+    out.set_item("cached_blocks", quota.cached_blocks)?;
+    out.set_item("evictable_blocks", quota.evictable_blocks)?;
+    out.set_item("guarded_blocks", quota.guarded_blocks)?;
     Ok(out)
 }
 

@@ -314,7 +314,7 @@ impl Ledger {
         if self.free_rows.is_empty() {
             return Err(REFUSED_NO_ROW);
         }
-        if self.is_too_large(item.len, item.max_total, self.publishes(item.scope)) {
+        if self.is_too_large(item.len, item.max_total, item.scope) {
             return Err(REFUSED_FOREVER);
         }
         if self.is_on_its_way(&ready.below) {
@@ -349,14 +349,20 @@ impl Ledger {
         self.config.reuse && scope >= 0
     }
 
-    /// Whether the worst case of a request is larger than the pool.
-    pub(super) fn is_too_large(&self, len: u32, max_total: u32, publishes: bool) -> bool {
+    /// Most blocks that a sequence ever has.
+    pub(super) fn worst(&self, len: u32, max_total: u32) -> u32 {
         let most = len.max(max_total - 1 + self.config.reserve_tokens);
-        let worst = (most + self.config.extra_tokens).div_ceil(self.config.tokens_per_block);
+        (most + self.config.extra_tokens).div_ceil(self.config.tokens_per_block)
+    }
+
+    /// Whether the worst case of a request is larger than the pool, or what the floors of other scopes
+    /// leave of it.
+    pub(super) fn is_too_large(&self, len: u32, max_total: u32, scope: i32) -> bool {
+        let worst = self.worst(len, max_total);
         let full = self.classes.full();
         let usable = |place: usize| self.pools[place].num_pages() - 1;
-        (0..full).any(|place| worst > usable(place))
-            || (full == 0 && self.counted(worst, publishes) > self.blocks.records())
+        u64::from(self.counted(worst, self.publishes(scope))) + self.tree.floors_against(scope)
+            > self.usable_blocks()
             || (full..self.pools.len()).any(|place| self.most_at(place, worst) > usable(place))
     }
 
@@ -402,7 +408,7 @@ impl Ledger {
                 .would_protect(found.tail, demand.shared, demand.source, &self.steps);
         let blocks = u64::from(self.counted(demand.whole, self.publishes(item.scope)));
         let kept = self.promised + self.watermark();
-        self.has_blocks(blocks + kept, protect, |place| {
+        self.has_blocks(item.scope, blocks + kept, protect, |place| {
             let wanted = self.wanted_at(place, demand.need, demand.whole);
             (wanted, self.evictable_of(&demand.side, place))
         })

@@ -1,9 +1,10 @@
 //! The results of a step: tokens, lengths, and what is given back.
 
+use crate::blocks::Blocks;
 use crate::error::LedgerError;
 use crate::ids::{Handle, Row, Token};
 use crate::ledger::prepare::{check_tokens, tokens_in_range};
-use crate::ledger::{Ledger, check_len, check_range};
+use crate::ledger::{Ledger, check_len, check_range, current};
 use crate::sequence::{DRAFT, Sequence, TARGET};
 
 /// How the tokens of a step are laid out.
@@ -71,49 +72,57 @@ impl Ledger {
             check_len("valid", valid.len(), 2 * n)?;
         }
         self.calls += 1;
-        for item in 0..n {
-            self.check_advance(item, step, batch)?;
+        // Tokens that do not count may be anything; each item's are looked at then.
+        let in_range = tokens_in_range(batch.tokens);
+        let mut from = 0;
+        while let Some(item) = self.check_usual(from, step, batch, in_range)? {
+            self.explain_advance(item, step, batch)?;
+            from = item + 1;
         }
+        let (mut accepted, mut rewound) = (0, 0);
         for item in 0..n {
-            let row = Handle::from_i64(batch.handle[item])
-                .expect("checked above")
-                .row;
+            let row = Handle::row_of(batch.handle[item]);
             let tokens = batch.given(item, batch.count[item].cast_unsigned());
             let valid = batch.valid.map(|valid| {
-                [
-                    valid[2 * item].cast_unsigned(),
-                    valid[2 * item + 1].cast_unsigned(),
-                ]
+                let [target, draft] = [valid[2 * item], valid[2 * item + 1]];
+                [target.cast_unsigned(), draft.cast_unsigned()]
             });
-            self.advance_one(row, tokens, valid);
+            accepted += tokens.len() as u64;
+            rewound += u64::from(self.advance_one(row, tokens, valid));
         }
+        self.counters.accepted_tokens += accepted;
+        self.counters.rewound_tokens += rewound;
         Ok(())
     }
 
-    #[inline]
-    fn check_advance(
+    /// Checks the items from `from` on, as far as they are usual; the first that is not. One test tells:
+    /// which rule is broken is found out only if one is.
+    fn check_usual(
         &mut self,
-        item: usize,
+        from: usize,
         step: u64,
         batch: &AdvanceBatch<'_>,
-    ) -> Result<(), LedgerError> {
-        let row = self.check_handle(item, batch.handle[item])?;
-        let seq = &self.sequences[row.at()];
-        let (recorded, width) = seq.widths.oldest();
-        let end = seq.reach() + width;
-        let count = batch.count[item].cast_unsigned();
-        // One test for the common case; which rule is broken is found out only if one is.
-        let fine = recorded == step
-            && count as usize <= batch.columns()
-            && (count == 0
-                || (seq.known <= end
-                    && count <= end + 1 - seq.known
-                    && count <= seq.max_total - seq.known
-                    && (!seq.keeps_tokens || tokens_in_range(batch.given(item, count)))));
-        if fine && batch.valid.is_none() {
-            return Ok(());
+        in_range: bool,
+    ) -> Result<Option<usize>, LedgerError> {
+        let (sequences, call) = (self.sequences.as_mut_slice(), self.calls);
+        let (handle, count) = (batch.handle, &batch.count[..batch.handle.len()]);
+        let columns = batch.columns();
+        for item in from..handle.len() {
+            let seq = current(sequences, call, item, handle[item])?;
+            let (recorded, width) = seq.widths.oldest();
+            let count = count[item].cast_unsigned();
+            // With at least one token this also says that they follow what is known.
+            let most = (u64::from(seq.reach()) + u64::from(width) + 1).min(seq.max_total.into());
+            let fits = count == 0 || u64::from(seq.known) + u64::from(count) <= most;
+            let usual = recorded == step
+                && fits
+                && count as usize <= columns
+                && (in_range || !seq.keeps_tokens || tokens_in_range(batch.given(item, count)));
+            if !usual || batch.valid.is_some() {
+                return Ok(Some(item));
+            }
         }
-        self.explain_advance(item, step, row, batch)
+        Ok(None)
     }
 
     /// Names the first rule that an item breaks, if any.
@@ -121,10 +130,9 @@ impl Ledger {
         &self,
         item: usize,
         step: u64,
-        row: Row,
         batch: &AdvanceBatch<'_>,
     ) -> Result<(), LedgerError> {
-        let seq = &self.sequences[row.at()];
+        let seq = &self.sequences[Handle::row_of(batch.handle[item]).at()];
         let (recorded, width) = seq.widths.oldest();
         if recorded != step {
             return Err(LedgerError::StepNotGrown {
@@ -168,29 +176,41 @@ impl Ledger {
         Ok(())
     }
 
+    /// Ends the oldest step of a row. Returns how many of the tokens that it ran do not stand.
+    ///
+    /// Nearly always that moves a few numbers; what takes or gives blocks is a call of its own, so that
+    /// it costs the others no registers.
     #[inline]
-    fn advance_one(&mut self, row: Row, tokens: &[Token], valid: Option<[u32; 2]>) {
-        let size = self.config.tokens_per_block;
-        if !tokens.is_empty() {
-            self.append(row, tokens);
-        }
+    fn advance_one(&mut self, row: Row, tokens: &[Token], valid: Option<[u32; 2]>) -> u32 {
+        let size = u64::from(self.config.tokens_per_block);
         let seq = &mut self.sequences[row.at()];
-        let (_, width) = seq.widths.oldest();
-        seq.widths.pop_oldest();
+        let placed = tokens.is_empty() || append(seq, &mut self.blocks, size, tokens);
+        let width = seq.widths.pop_oldest();
         seq.outstanding -= width;
         let ran = seq.reach() + width;
         move_ends(seq, width, !tokens.is_empty(), valid);
         let reach = seq.reach();
-        self.counters.accepted_tokens += tokens.len() as u64;
-        self.counters.rewound_tokens += u64::from(ran.saturating_sub(reach));
-        let room = u64::from(reach + seq.outstanding + self.config.extra_tokens);
-        let capacity = u64::from(seq.held) * u64::from(size);
-        if seq.keeps_tokens && (seq.published + 1) * size <= seq.history() {
+        let publishes = publishes_more(seq, size);
+        let excess = room(seq, self.config.extra_tokens) + size <= u64::from(seq.held) * size;
+        if !placed || publishes || excess || !self.promised_windows.is_empty() {
+            self.settle_blocks(row);
+        }
+        ran.saturating_sub(reach)
+    }
+
+    /// Brings the blocks of a row up to its lengths.
+    #[inline(never)]
+    fn settle_blocks(&mut self, row: Row) {
+        let size = u64::from(self.config.tokens_per_block);
+        self.place_pending(row);
+        if publishes_more(&self.sequences[row.at()], size) {
             self.publish_full(row);
         }
+        let seq = &self.sequences[row.at()];
+        let room = room(seq, self.config.extra_tokens);
         // Whole blocks are beyond what is needed; most steps have none, which needs no division.
-        if room + u64::from(size) <= capacity {
-            let blocks = room.div_ceil(u64::from(size));
+        if room + size <= u64::from(seq.held) * size {
+            let blocks = room.div_ceil(size);
             self.shrink(row, u32::try_from(blocks).expect("fewer than there are"));
         }
         if !self.promised_windows.is_empty() {
@@ -198,47 +218,60 @@ impl Ledger {
         }
     }
 
-    #[inline]
-    fn append(&mut self, row: Row, tokens: &[Token]) {
-        let seq = &mut self.sequences[row.at()];
-        let known = seq.known;
-        seq.known += crate::ids::count(tokens.len());
-        if !seq.keeps_tokens {
-            return;
-        }
-        let size = self.config.tokens_per_block;
-        // Decoded tokens nearly always land in the last block.
-        if let (Some(at), Some(&last)) = (
-            known.checked_sub(seq.held.saturating_sub(1) * size),
-            seq.blocks.last(),
-        ) && at as usize + tokens.len() <= size as usize
-        {
-            self.blocks.tokens_mut(last)[at as usize..][..tokens.len()].copy_from_slice(tokens);
-            return;
-        }
-        seq.pending.extend_from_slice(tokens);
-        self.place_pending(row);
-    }
-
     /// Gives back the blocks from ordinal `blocks` on; known tokens in them wait for the next ones.
     fn shrink(&mut self, row: Row, blocks: u32) {
-        if self.sequences[row.at()].keeps_tokens {
+        let seq = &mut self.sequences[row.at()];
+        if seq.keeps_tokens {
             let size = self.blocks.tokens_per_block();
-            let seq = &mut self.sequences[row.at()];
             let placed = seq.known as usize - seq.pending().len();
-            let mut moved = Vec::new();
-            for at in blocks as usize * size..placed {
-                let block = seq.blocks[at / size - seq.published as usize];
-                moved.push(self.blocks.tokens(block)[at % size]);
-            }
-            if !moved.is_empty() {
-                moved.extend_from_slice(seq.pending());
-                seq.pending = moved;
+            let from = blocks as usize * size;
+            if placed > from {
+                // In front of those that wait; mostly none do, and the buffer is there.
+                let later = seq.pending().to_vec();
+                seq.pending.clear();
                 seq.pending_head = 0;
+                let private = &seq.blocks[(blocks - seq.published) as usize..];
+                let tokens = placed - from;
+                self.blocks.read(private, 0, tokens, &mut seq.pending);
+                seq.pending.extend_from_slice(&later);
             }
         }
         self.give_back_from(row, blocks);
     }
+}
+
+/// Appends tokens, of which there are some, to what is known. Whether they are in their block, if they
+/// are kept at all; otherwise they wait for it.
+#[inline]
+fn append(seq: &mut Sequence, blocks: &mut Blocks, size: u64, tokens: &[Token]) -> bool {
+    let (known, capacity) = (seq.known, u64::from(seq.held) * size);
+    seq.known = known + crate::ids::count(tokens.len());
+    if !seq.keeps_tokens {
+        return true;
+    }
+    // Decoded tokens nearly always land in the last block.
+    if u64::from(seq.known) <= capacity
+        && let Some(at) = (u64::from(known) + size).checked_sub(capacity)
+        && let Ok(at) = usize::try_from(at)
+        && let Some(&last) = seq.blocks.last()
+    {
+        blocks.write(last, at, tokens);
+        return true;
+    }
+    seq.pending.extend_from_slice(tokens);
+    false
+}
+
+/// Whether blocks of a row can enter the tree, as far as its history tells.
+#[inline]
+fn publishes_more(seq: &Sequence, size: u64) -> bool {
+    seq.keeps_tokens && u64::from(seq.published) * size + size <= seq.history().into()
+}
+
+/// Tokens that a row needs room for.
+#[inline]
+fn room(seq: &Sequence, extra_tokens: u32) -> u64 {
+    u64::from(seq.reach()) + u64::from(seq.outstanding) + u64::from(extra_tokens)
 }
 
 /// Sets the ends of the valid KV after a step that ran `width` tokens.

@@ -272,6 +272,7 @@ impl Ledger {
                 &self.windows,
                 self.tree.evictable(),
                 self.tree.waiting_total(),
+                self.tree.quotas(),
             ),
             self.identity_state(),
         );
@@ -469,6 +470,7 @@ impl Ledger {
         assert_eq!(cached, self.tree.cached());
         assert_eq!(passed, self.tree.evictable());
         assert_eq!(waiting, self.tree.waiting_total());
+        self.check_quotas();
         let (mut ready, mut fenced) = (Vec::new(), Vec::new());
         for &id in &nodes {
             let node = self.tree.node(id);
@@ -484,6 +486,33 @@ impl Ledger {
         ready.sort_unstable();
         fenced.sort_unstable();
         assert_eq!(self.tree.all_leaves(), (ready, fenced));
+    }
+
+    /// Counts of scopes with quotas equal what their nodes hold, and so do the sums over them.
+    fn check_quotas(&self) {
+        let mut guarded = 0;
+        for (scope, share) in self.tree.shares.iter() {
+            let counts = self.tree.counts_of(&self.tree.nodes_of(scope), &self.steps);
+            let both = [&counts, &share.counts]
+                .map(|counts| (counts.cached, counts.evictable, counts.waiting_total()));
+            assert_eq!(both[0], both[1], "counts of scope {scope}");
+            let leaves = (share.leaves.ready().into_iter())
+                .map(|(_, leaf)| leaf.id())
+                .chain(share.leaves.fenced().into_iter().map(|(_, id)| id));
+            for id in leaves {
+                assert_eq!(self.tree.node(id).scope, scope, "a leaf of another scope");
+            }
+            guarded += share.guarded();
+        }
+        assert_eq!(guarded, self.tree.shares.guarded());
+        let floors = self
+            .tree
+            .quotas()
+            .iter()
+            .map(|(_, quota)| u64::from(quota.floor))
+            .sum::<u64>();
+        assert_eq!(floors, self.tree.floors_against(-1));
+        assert!(floors <= self.usable_blocks());
     }
 
     fn check_run(&self, id: NodeId, children: &[NodeId]) {

@@ -114,20 +114,20 @@ impl Ledger {
         let parts = self.parts(parent);
         let need = parts.held - parts.shared;
         let seq = &self.sequences[parent.at()];
-        let counted = self.counted(need, seq.keeps_tokens);
+        let (counted, scope) = (self.counted(need, seq.keeps_tokens), seq.scope);
         let blocks = u64::from(counted) + u64::from(seq.promise()) + self.promised;
         let other = |place: usize| {
             let own = self.fork_need(parent, parts, place);
             (u64::from(own) + self.fork_promise(parent, place), 0)
         };
-        if !self.has_blocks(blocks, 0, other) {
+        if !self.has_blocks(scope, blocks, 0, other) {
             return Err(REFUSED_NOW);
         }
         let needs: Vec<u32> = (0..self.pools.len())
             .map(|place| self.fork_need(parent, parts, place))
             .collect();
         let row = self.continue_in_new_row(parent, parts.shared);
-        self.make_room(counted, |place| needs[place]);
+        self.make_room(scope, counted, |place| needs[place]);
         self.take_columns(row, need, Some(parent));
         self.take_own(row);
         self.copy_tokens(parent, row);

@@ -98,6 +98,7 @@ impl Ledger {
         self.as_dropped(|ledger| ledger.drop_cached(number));
         if scope > 0 && !self.identity.scopes.release(scope) {
             self.identity.scopes.remove(scope);
+            self.tree.set_quota(number, None, &self.steps);
         }
         Ok(())
     }
@@ -153,10 +154,11 @@ impl Ledger {
 
     fn sweep_scopes(&mut self) {
         let open = self.open_scopes();
-        let roots = &self.tree.roots;
+        let (roots, quotas) = (&self.tree.roots, self.tree.quotas());
+        let has_quota = |scope| quotas.iter().any(|&(of, _)| of == scope);
         self.identity.scopes.sweep(|number| {
             let scope = number.cast_signed();
-            open.contains(&scope) || roots.contains_key(&scope)
+            open.contains(&scope) || roots.contains_key(&scope) || has_quota(scope)
         });
     }
 

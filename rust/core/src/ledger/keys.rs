@@ -28,6 +28,9 @@ impl Ledger {
         if limit > 0 {
             self.blocks.log = Some(Box::new(EventLog::new(limit)));
             self.blocks.keep_keys();
+            if let Some(tiers) = &mut self.tiers {
+                tiers.keep_notes();
+            }
         }
         self
     }
@@ -85,6 +88,16 @@ impl Ledger {
     /// `after` is a number that was not given yet.
     pub fn events(&self, after: u64) -> Result<impl Iterator<Item = &Event>, LedgerError> {
         self.log()?.after(after)
+    }
+
+    /// The keys that events have announced on the host and on disk, in order.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::EventsOff`].
+    pub fn keys_below(&self) -> Result<[Vec<BlockKey>; 2], LedgerError> {
+        let log = self.log()?;
+        Ok([log.keys(1), log.keys(2)])
     }
 
     /// The number of the newest event, and every cached full block, parents first.
@@ -154,7 +167,12 @@ impl Ledger {
         if self.config.reuse
             && let Some(log) = &mut self.blocks.log
         {
-            log.clear();
+            log.clear(0);
+            if let Some(tiers) = &self.tiers {
+                for tier in tiers.tiers() {
+                    log.clear(tier);
+                }
+            }
         }
     }
 
@@ -325,9 +343,9 @@ impl Ledger {
         keys.sort_unstable();
         let mut distinct = 0;
         for copies in keys.chunk_by(|a, b| a == b) {
-            assert_eq!(log.copies(&copies[0]) as usize, copies.len());
+            assert_eq!(log.copies(0, &copies[0]) as usize, copies.len());
             distinct += 1;
         }
-        assert_eq!(log.keys_count(), distinct, "the log counts what is gone");
+        assert_eq!(log.keys_count(0), distinct, "the log counts what is gone");
     }
 }

@@ -87,7 +87,7 @@ impl Ledger {
         let more = self.tree.unleased(found.tail, end);
         let protect = self.tree.would_protect(found.tail, end, false, &self.steps);
         // What admissions counted on for their prompts stays to be had.
-        let room = self.has_blocks(self.promised + u64::from(protect), 0, |_| (0, 0));
+        let room = self.has_blocks(scope, self.promised + u64::from(protect), 0, |_| (0, 0));
         if !room || self.tree.leased() + more > self.config.max_leased_blocks {
             self.counters.refused_leases += 1;
             return Ok((LEASE_REFUSED, 0));

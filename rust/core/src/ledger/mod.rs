@@ -13,6 +13,7 @@
 //! | `paths.rs` | draft trees: copies of accepted nodes |
 //! | `fork.rs` | new sequences that continue open ones |
 //! | `lease.rs` | prefixes that stay protected without a sequence |
+//! | `quota.rs` | what scopes keep while others need room |
 //! | `retain.rs` | priorities of what a sequence publishes |
 //! | `suspend.rs` | giving up the pages of a sequence and getting new ones |
 //! | `release.rs` | the end of a sequence |
@@ -46,6 +47,7 @@ mod paths;
 mod prepare;
 mod probe;
 mod publish;
+mod quota;
 mod read;
 mod release;
 mod reset;
@@ -71,6 +73,7 @@ pub(crate) use lease::Leases;
 pub use lease::{LEASE_NOTHING, LEASE_REFUSED};
 pub use paths::{PathBatch, TokenMove};
 pub use probe::{BlocksBatch, MatchReport, MissReason, Missed};
+pub use quota::QuotaStats;
 pub use read::Move;
 pub(crate) use retain::Hint;
 pub use retain::{PRIORITY_MAX, RetainBatch};
@@ -288,34 +291,56 @@ impl Ledger {
     /// Checks one handle of a call that has been numbered by `self.calls`.
     #[inline]
     fn check_handle(&mut self, item: usize, handle: i64) -> Result<Row, LedgerError> {
-        let row = self.check_any_handle(item, handle)?;
-        let seq = &self.sequences[row.at()];
-        if seq.suspended {
-            return Err(LedgerError::Suspended { item, handle });
-        }
-        if seq.loading > 0 {
-            return Err(LedgerError::Loading { item, handle });
-        }
-        Ok(row)
+        current(&mut self.sequences, self.calls, item, handle)?;
+        Ok(Handle::row_of(handle))
     }
 
     /// The same for calls that take suspended sequences.
     #[inline]
     fn check_any_handle(&mut self, item: usize, handle: i64) -> Result<Row, LedgerError> {
-        let parts = Handle::from_i64(handle);
-        let seq = parts.and_then(|parts| {
-            let seq = self.sequences.get_mut(parts.row.at())?;
-            let current = seq.open && seq.generation == parts.generation;
-            current.then_some((parts.row, seq))
-        });
-        let Some((row, seq)) = seq else {
-            return Err(LedgerError::StaleHandle { item, handle });
-        };
-        if seq.seen == self.calls {
-            return Err(LedgerError::RepeatedHandle { item, handle });
+        current_or_suspended(&mut self.sequences, self.calls, item, handle)?;
+        Ok(Handle::row_of(handle))
+    }
+}
+
+/// The sequence of a handle that has not appeared in the running call before. A function of the rows
+/// alone: their address then stays in a register over the items of a call.
+#[inline]
+fn current(
+    sequences: &mut [Sequence],
+    call: u64,
+    item: usize,
+    handle: i64,
+) -> Result<&mut Sequence, LedgerError> {
+    let seq = current_or_suspended(sequences, call, item, handle)?;
+    if seq.suspended {
+        return Err(LedgerError::Suspended { item, handle });
+    }
+    if seq.loading > 0 {
+        return Err(LedgerError::Loading { item, handle });
+    }
+    Ok(seq)
+}
+
+/// The same for calls that take suspended sequences.
+#[inline]
+fn current_or_suspended(
+    sequences: &mut [Sequence],
+    call: u64,
+    item: usize,
+    handle: i64,
+) -> Result<&mut Sequence, LedgerError> {
+    // A negative value is no generation that a row can have.
+    let generation = handle >> 32;
+    match sequences.get_mut(Handle::row_of(handle).at()) {
+        Some(seq) if seq.open && i64::from(seq.generation) == generation => {
+            if seq.seen == call {
+                return Err(LedgerError::RepeatedHandle { item, handle });
+            }
+            seq.seen = call;
+            Ok(seq)
         }
-        seq.seen = self.calls;
-        Ok(row)
+        _ => Err(LedgerError::StaleHandle { item, handle }),
     }
 }
 

@@ -21,6 +21,8 @@ pub struct BlocksBatch<'a> {
     pub first: &'a [i32],
     /// Largest length the sequence may reach.
     pub max_total: &'a [i64],
+    /// The scope of each prompt; 0 for all if it is `None`.
+    pub scope: Option<&'a [i32]>,
 }
 
 /// Why prompt tokens were not used.
@@ -161,6 +163,9 @@ impl Ledger {
         check_len("first", batch.first.len(), n)?;
         check_len("max_total", batch.max_total.len(), n)?;
         check_len("answer", answer.len(), n)?;
+        if let Some(scope) = batch.scope {
+            check_len("scope", scope.len(), n)?;
+        }
         for item in 0..n {
             self.check_blocks(item, batch)?;
         }
@@ -170,7 +175,8 @@ impl Ledger {
             let len = number(batch.length[item]);
             let (hit, max_total) = (number(batch.hit[item]), number(batch.max_total[item]));
             let first = batch.first[item].cast_unsigned();
-            let reason = self.decide_blocks(len, hit, first, max_total);
+            let scope = batch.scope.map_or(0, |scope| scope[item]);
+            let reason = self.decide_blocks(scope, len, hit, first, max_total);
             fitting += usize::from(reason.is_none());
             *answer = reason.map_or(0, as_answer);
         }
@@ -178,6 +184,10 @@ impl Ledger {
     }
 
     fn check_blocks(&self, item: usize, batch: &BlocksBatch<'_>) -> Result<(), LedgerError> {
+        if let Some(scope) = batch.scope {
+            check_range("scope", item, scope[item].into(), 0, i32::MAX.into())?;
+            self.check_scope(item, scope[item])?;
+        }
         let (len, hit) = (batch.length[item], batch.hit[item]);
         let max_seq_len = i64::from(self.config.max_seq_len);
         check_range("length", item, len, 1, max_seq_len)?;
@@ -189,12 +199,18 @@ impl Ledger {
         check_range("hit % tokens_per_block", item, hit % unit, 0, 0)
     }
 
-    fn decide_blocks(&self, len: u32, hit: u32, first: u32, max_total: u32) -> Option<i64> {
+    fn decide_blocks(
+        &self,
+        scope: i32,
+        len: u32,
+        hit: u32,
+        first: u32,
+        max_total: u32,
+    ) -> Option<i64> {
         if self.free_rows.is_empty() {
             return Some(REFUSED_NO_ROW);
         }
-        let publishes = self.publishes(0);
-        if self.is_too_large(len, max_total, publishes) {
+        if self.is_too_large(len, max_total, scope) {
             return Some(REFUSED_FOREVER);
         }
         // With the copy first, then without it, as an admission tries. A shorter hit is not known here
@@ -202,20 +218,20 @@ impl Ledger {
         let size = self.config.tokens_per_block;
         let shorter = (!self.has_sides()).then_some(hit - hit % size);
         let mut hits = [Some(hit), shorter].into_iter().flatten();
-        let fits = hits.any(|hit| self.has_room_for(len, hit, first));
+        let fits = hits.any(|hit| self.has_room_for(scope, len, hit, first));
         (!fits).then_some(REFUSED_NOW)
     }
 
     /// Whether a prompt fits if every block of its hit were evictable.
-    fn has_room_for(&self, len: u32, hit: u32, first: u32) -> bool {
+    fn has_room_for(&self, scope: i32, len: u32, hit: u32, first: u32) -> bool {
         let (size, extra) = (self.config.tokens_per_block, self.config.extra_tokens);
         let (shared, used) = (hit / size, hit.div_ceil(size));
         let need = (hit + first.min(len - hit) + extra).div_ceil(size) - shared;
         let whole = (len + extra).div_ceil(size) - shared;
         let blocks = u64::from(self.counted(whole, self.publishes(0)));
         let kept = self.promised + self.watermark();
-        let protect = used.min(self.tree.evictable());
-        self.has_blocks(blocks + kept, protect, |place| {
+        let protect = used.min(self.tree.evictable_for(scope));
+        self.has_blocks(scope, blocks + kept, protect, |place| {
             let evictable = self.sides.get(place).map_or(0, Side::evictable);
             (self.wanted_at(place, need, whole), used.min(evictable))
         })

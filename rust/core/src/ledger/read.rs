@@ -209,6 +209,7 @@ impl Ledger {
             cached_blocks: self.tree.cached(),
             leases: self.leases.count(),
             pinned_blocks: self.tree.leased(),
+            guarded_blocks: self.tree.shares.guarded(),
             counters: self.counters,
         }
     }

@@ -34,11 +34,15 @@ impl Ledger {
             tiers.clear();
         }
         self.leases.clear();
+        let quotas = self.tree.quotas();
         let (tick, growth) = (self.tree.tick, self.tree.growth);
         let policy = self.config.policy.build(self.blocks.records());
         let (full, ttl_ms) = (self.classes.full(), self.config.ttl_ms);
         self.tree = Tree::new(full, self.config.lookahead, policy, ttl_ms);
         (self.tree.tick, self.tree.growth) = (tick, growth);
+        for (scope, quota) in quotas {
+            self.tree.set_quota(scope, Some(quota), &self.steps);
+        }
         self.note_cleared();
         Ok(())
     }

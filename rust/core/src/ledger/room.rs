@@ -9,18 +9,19 @@ use crate::side::{Side, offer_side};
 impl Ledger {
     /// Whether pages can be had in every class: the one answer about room.
     ///
-    /// In a full class that is `blocks` pages while `protect` evictable blocks are not touched; without
-    /// a full class, records of blocks stand for its pages. `other(place)` says both numbers of any other
+    /// In a full class that is `blocks` pages for a sequence of `scope` while `protect` evictable blocks
+    /// of that are not touched; without a full class, records of blocks stand for its pages. `other(place)` says both numbers of any other
     /// class; they are asked for only if there is one.
     #[inline]
     pub(super) fn has_blocks(
         &self,
+        scope: i32,
         blocks: u64,
         protect: u32,
         other: impl Fn(usize) -> (u64, u32),
     ) -> bool {
         let full = self.classes.full();
-        let evictable = u64::from(self.tree.evictable() - protect);
+        let evictable = u64::from(self.tree.evictable_for(scope) - protect);
         let has = |free: u32| blocks <= u64::from(free) + evictable;
         let fits = self.pools[..full].iter().all(|pool| has(pool.free_count()))
             && (full > 0 || !self.config.reuse || has(self.blocks.free_count()));
@@ -42,9 +43,10 @@ impl Ledger {
         }
     }
 
-    /// Evicts what is missing: leaf blocks for `blocks` pages of every full class, then side pages for
-    /// `other(place)` pages of each other class. The caller has checked that they can be had.
-    pub(super) fn make_room(&mut self, blocks: u32, other: impl Fn(usize) -> u32) {
+    /// Evicts what is missing for a sequence of `scope`: leaf blocks for `blocks` pages of every full class,
+    /// then side pages for `other(place)` pages of each other class. The caller has checked that they can
+    /// be had.
+    pub(super) fn make_room(&mut self, scope: i32, blocks: u32, other: impl Fn(usize) -> u32) {
         let full = self.classes.full();
         let missing = if full > 0 {
             let free = self.pools[..full].iter().map(Pool::free_count);
@@ -55,7 +57,7 @@ impl Ledger {
             blocks.saturating_sub(self.blocks.free_count())
         };
         if missing > 0 {
-            self.evict_blocks(missing);
+            self.evict_blocks(scope, missing);
         }
         for place in full..self.classes.states().end {
             let missing = other(place).saturating_sub(self.pools[place].free_count());
@@ -77,23 +79,29 @@ impl Ledger {
         self.counters.evicted_side_pages += u64::from(pages);
     }
 
-    /// Evicts blocks, of which there are as many, and offers them to lower tiers.
-    pub(super) fn evict_blocks(&mut self, blocks: u32) {
+    /// Evicts blocks for a sequence of `scope`, of which there are as many for it, and offers them to lower
+    /// tiers.
+    pub(super) fn evict_blocks(&mut self, scope: i32, blocks: u32) {
         let mut store = Store {
             blocks: &mut self.blocks,
             pools: &mut self.pools,
             sides: &mut self.sides,
             tiers: self.tiers.as_deref_mut(),
         };
-        self.tree.evict(blocks, &mut store, &self.steps);
+        self.tree.evict(blocks, scope, &mut store, &self.steps);
         self.counters.evicted_blocks += u64::from(blocks);
     }
 
     /// Takes `need` blocks for a row, evicting what is missing. The caller has checked that they fit.
     pub(super) fn take(&mut self, row: Row, need: u32) {
         let columns = self.classes.columns();
-        let counted = self.counted(need, self.sequences[row.at()].keeps_tokens);
-        self.make_room(counted, |place| if place < columns { need } else { 0 });
+        let seq = &self.sequences[row.at()];
+        let (counted, scope) = (self.counted(need, seq.keeps_tokens), seq.scope);
+        self.make_room(
+            scope,
+            counted,
+            |place| if place < columns { need } else { 0 },
+        );
         self.take_columns(row, need, None);
     }
 
@@ -101,8 +109,9 @@ impl Ledger {
     /// pages of cross-attention.
     pub(super) fn take_with_own(&mut self, row: Row, need: u32) {
         let (columns, states) = (self.classes.columns(), self.classes.states());
-        let counted = self.counted(need, self.sequences[row.at()].keeps_tokens);
-        self.make_room(counted, |place| {
+        let seq = &self.sequences[row.at()];
+        let (counted, scope) = (self.counted(need, seq.keeps_tokens), seq.scope);
+        self.make_room(scope, counted, |place| {
             if place < columns {
                 need
             } else {

@@ -270,6 +270,12 @@ impl Ledger {
     /// Sets what a sequence is promised in each window to what follows from its blocks and pages.
     #[inline]
     pub(super) fn renew_window_promises(&mut self, row: Row) {
+        if !self.promised_windows.is_empty() {
+            self.renew_promises(row);
+        }
+    }
+
+    fn renew_promises(&mut self, row: Row) {
         let windows = self.promised_windows.len();
         for window in 0..windows {
             let seq = &self.sequences[row.at()];

@@ -8,7 +8,10 @@ use crate::ids::Token;
 use crate::key::BlockKey;
 use crate::ledger::admit::Item;
 use crate::ledger::{Ledger, check_len};
-use crate::tiers::{BLOCKS_SHELF, DISK, HOST, LOWER, TierCounters, TierShelf, Tiers, TransferRow};
+use crate::prefix::Retention;
+use crate::tiers::{
+    BLOCKS_SHELF, DISK, HOST, LOWER, TierCounters, TierShelf, Tiers, TransferRow, Value,
+};
 
 /// Tokens of a prompt that lie on each tier, as an admission would use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -47,7 +50,9 @@ impl Ledger {
             return Ok(Vec::new());
         };
         tiers.spill_ahead(rows);
-        Ok(tiers.take_planned().collect())
+        let rows = tiers.take_planned().collect();
+        self.log_below();
+        Ok(rows)
     }
 
     /// Notes what became of transfers, in any order.
@@ -72,15 +77,16 @@ impl Ledger {
             if let Some(arrival) = tiers.complete(id, ok != 0) {
                 self.note_arrival(arrival.load, arrival.entry, arrival.ok);
             }
+            self.log_below();
         }
         Ok(())
     }
 
-    /// Evicts up to so many evictable blocks, as an allocation would; returns how many.
+    /// Evicts up to so many evictable blocks, as an allocation would that is for no scope; returns how many.
     pub fn offload(&mut self, blocks: u32) -> u32 {
-        let blocks = blocks.min(self.tree.evictable());
+        let blocks = blocks.min(self.tree.evictable_for(-1));
         if blocks > 0 {
-            self.evict_blocks(blocks);
+            self.evict_blocks(-1, blocks);
         }
         blocks
     }
@@ -88,7 +94,16 @@ impl Ledger {
     /// Plans host to disk for every host copy that has none there, as far as there is room; returns how
     /// many.
     pub fn flush(&mut self) -> u32 {
-        self.tiers.as_mut().map_or(0, |tiers| tiers.spill_all())
+        let planned = self.tiers.as_mut().map_or(0, |tiers| tiers.spill_all());
+        self.log_below();
+        planned
+    }
+
+    /// Logs what has changed on lower tiers.
+    pub(super) fn log_below(&mut self) {
+        if let (Some(tiers), Some(log)) = (&mut self.tiers, &mut self.blocks.log) {
+            log.note_below(&tiers.take_notes());
+        }
     }
 
     /// Makes entries of a class with valid copies, least valuable first: what an executor found. Returns
@@ -118,22 +133,83 @@ impl Ledger {
                 });
             }
         };
+        let has_draft = self.config.has_draft;
+        let (shelf, tiers) = self.shelf_with_pages(class, level)?;
+        let items = check_restored(tiers, shelf, level, keys, pages)?;
+        let are_blocks = shelf == BLOCKS_SHELF && !has_draft;
+        tiers.restore(shelf, level, &items, are_blocks);
+        self.log_below();
+        Ok(items.len())
+    }
+
+    /// Offers the host what came from elsewhere, the first key first. Returns the page of each that got
+    /// one; its copy is valid, and the caller fills it before anything else happens.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::Config`] for a class without pages on the host.
+    pub fn adopt(
+        &mut self,
+        class: u32,
+        keys: &[BlockKey],
+    ) -> Result<Vec<Option<u32>>, LedgerError> {
+        let used_now = Value {
+            priority: Retention::DEFAULT.priority,
+            rank: self.tree.fresh_usage().rank,
+            last_use: self.tree.tick,
+            offer: 0,
+        };
+        let has_draft = self.config.has_draft;
+        let (shelf, tiers) = self.shelf_with_pages(class, HOST)?;
+        let is_blocks = shelf == BLOCKS_SHELF;
+        let value = if is_blocks {
+            used_now
+        } else {
+            Value::default()
+        };
+        let pages = tiers.adopt(shelf, keys, value, is_blocks && !has_draft);
+        self.log_below();
+        Ok(pages)
+    }
+
+    /// The keys under which lower tiers would be asked for the blocks of a prompt, from the first one on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ledger::keys`].
+    pub fn tier_keys(
+        &self,
+        tokens: &[Token],
+        scope: i32,
+        draft_valid: bool,
+    ) -> Result<Vec<BlockKey>, LedgerError> {
+        let size = self.config.tokens_per_block as usize;
+        let keys = self.keys(tokens, scope)?;
+        let keyed = (keys.iter().zip(1..)).map_while(|(key, blocks)| {
+            let end = blocks * size;
+            // One token must run, and what identifies the block must be known.
+            let next = tokens.get(end..end + self.tree.lookahead)?;
+            (end < tokens.len()).then(|| self.tier_key_of(key, draft_valid, next))
+        });
+        Ok(keyed.collect())
+    }
+
+    /// The shelf of a class that has pages on a tier.
+    fn shelf_with_pages(
+        &mut self,
+        class: u32,
+        level: usize,
+    ) -> Result<(usize, &mut Tiers), LedgerError> {
         let place = (self.classes.places().get(class as usize)).copied();
-        let tiers = self.tiers.as_mut();
-        let shelf = tiers.and_then(|tiers| {
+        let found = self.tiers.as_deref_mut().and_then(|tiers| {
             let shelf = tiers.shelf_of(place?)?;
             (tiers.shelves[shelf].levels[level].pages > 0).then_some((shelf, tiers))
         });
-        let Some((shelf, tiers)) = shelf else {
-            return Err(LedgerError::Config {
-                argument: "class",
-                value: class.into(),
-                supported: "a class with pages on that tier",
-            });
-        };
-        let items = check_restored(tiers, shelf, level, keys, pages)?;
-        tiers.restore(shelf, level, &items);
-        Ok(items.len())
+        found.ok_or(LedgerError::Config {
+            argument: "class",
+            value: class.into(),
+            supported: "a class with pages on that tier",
+        })
     }
 
     /// Pages of lower tiers by state, and counters; `None` in a ledger without.

@@ -64,7 +64,8 @@ impl Tree {
         let classes = self.classes;
         let node = self.node_mut(id);
         fill(node, incoming, classes);
-        self.cached += crate::ids::count(incoming.blocks.len());
+        let (scope, blocks) = (node.scope, crate::ids::count(incoming.blocks.len()));
+        self.count(scope, |counts| counts.cached += blocks);
     }
 
     /// Makes a child of a pinned node and moves one pin down to it.
@@ -81,7 +82,8 @@ impl Tree {
         node.retention = incoming.retention;
         node.pins = 1;
         fill(&mut node, incoming, self.classes);
-        self.cached += node.len();
+        let entered = node.len();
+        self.count(node.scope, |counts| counts.cached += entered);
         let key = self.key(blocks, &node);
         let place = self.lower_bound(blocks, parent, incoming.draft_valid, &key);
         let head = self.head(blocks, incoming.draft_valid, &key);
@@ -146,11 +148,12 @@ impl Tree {
         self.forget_until(id);
         // The siblings' order does not change: the merged run begins with the same tokens.
         let place = self.place_of(parent, id, blocks);
-        let upper = std::mem::replace(self.node_mut(id), Node::new(scope, NodeId::NONE, 0, true));
+        let gone = Node::new(scope, NodeId::NONE, 0, true);
+        let mut upper = std::mem::replace(self.node_mut(id), gone);
         self.nodes.free(id.get());
         let classes = self.classes;
         let lower = self.node_mut(child);
-        lower.absorb(&upper, classes);
+        lower.absorb(&mut upper, classes);
         lower.parent = parent;
         self.node_mut(parent).children.replace(place, child);
     }
@@ -246,7 +249,8 @@ impl Tree {
     ) {
         let place = self.place_of(self.node(id).parent, id, store.blocks);
         self.leave_inactive(id, steps);
-        self.cached -= 1;
+        let scope = self.node(id).scope;
+        self.count(scope, |counts| counts.cached -= 1);
         let fence = (!steps.passed(self.node(id).stamp)).then_some(steps);
         let block = self.node(id).blocks()[0];
         let alike = self.node(id).draft_valid == draft_valid;

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::ids::{NodeId, Token};
-use crate::prefix::leaves::Leaf;
+use crate::prefix::leaves::{Leaf, Leaves};
 use crate::prefix::{Store, Tree};
 use crate::steps::Steps;
 use crate::tiers::{BLOCKS_SHELF, Value};
@@ -29,7 +29,8 @@ impl Tree {
                 self.claims.push(id);
             }
             if let Some(leaf) = leaf {
-                self.leaves.claim(self.queue_of(id), leaf);
+                let queue = self.queue_of(id);
+                self.leaves_of(id).claim(queue, leaf);
             }
         }
     }
@@ -40,6 +41,19 @@ impl Tree {
             self.node_mut(id).claimed = 0;
         }
         self.leaves.end_claims();
+        for (_, leaves) in self.shares.all_leaves_mut() {
+            leaves.end_claims();
+        }
+    }
+
+    /// The leaves among which a node stands if it is one: those of its scope, if that has a quota.
+    #[inline]
+    fn leaves_of(&mut self, id: NodeId) -> &mut Leaves {
+        if self.shares.is_empty() {
+            return &mut self.leaves;
+        }
+        let scope = self.node(id).scope;
+        self.shares.leaves_mut(scope).unwrap_or(&mut self.leaves)
     }
 
     /// Puts an inactive node without children among the leaves, where it belongs.
@@ -48,9 +62,9 @@ impl Tree {
         let (stamp, leaf, claimed) = (node.stamp, node.leaf(id), node.claimed == node.len());
         let queue = self.policy.queue(&node.usage);
         if steps.passed(stamp) {
-            self.leaves.insert(queue, leaf, claimed);
+            self.leaves_of(id).insert(queue, leaf, claimed);
         } else {
-            self.leaves.insert_fenced(stamp, id);
+            self.leaves_of(id).insert_fenced(stamp, id);
         }
     }
 
@@ -60,9 +74,9 @@ impl Tree {
         let (stamp, leaf) = (node.stamp, node.leaf(id));
         let queue = self.policy.queue(&node.usage);
         let removed = if steps.passed(stamp) {
-            self.leaves.remove(queue, leaf)
+            self.leaves_of(id).remove(queue, leaf)
         } else {
-            self.leaves.remove_fenced(stamp, id)
+            self.leaves_of(id).remove_fenced(stamp, id)
         };
         debug_assert!(removed, "an inactive leaf stands among the leaves");
     }
@@ -74,35 +88,36 @@ impl Tree {
 
     /// Makes the leaves whose fence has passed victims.
     pub(crate) fn release_fenced_leaves(&mut self, steps: &Steps) {
-        while let Some((stamp, id)) = self.leaves.first_fenced() {
-            if !steps.passed(stamp) {
-                return;
-            }
-            self.leaves.remove_fenced(stamp, id);
+        let mut passed = self.leaves.take_passed(steps);
+        for (_, leaves) in self.shares.all_leaves_mut() {
+            passed.extend(leaves.take_passed(steps));
+        }
+        for id in passed {
             self.enter_leaves(id, steps);
         }
     }
 
     /// The leaves whose fence has passed, by queue, and the others by stamp; between calls.
     pub(crate) fn all_leaves(&self) -> AllLeaves {
-        (self.leaves.ready(), self.leaves.fenced())
+        let (mut ready, mut fenced) = (self.leaves.ready(), self.leaves.fenced());
+        for (_, share) in self.shares.iter() {
+            ready.extend(share.leaves.ready());
+            fenced.extend(share.leaves.fenced());
+        }
+        ready.sort_unstable();
+        fenced.sort_unstable();
+        (ready, fenced)
     }
 
-    /// Evicts `needed` blocks; the caller has checked that as many are evictable.
-    pub(crate) fn evict(&mut self, needed: u32, store: &mut Store<'_>, steps: &Steps) {
+    /// Evicts `needed` blocks for a scope; the caller has checked that as many are evictable for it.
+    pub(crate) fn evict(&mut self, needed: u32, scope: i32, store: &mut Store<'_>, steps: &Steps) {
         let mut left = needed;
         while left > 0 {
             // A block's children are as old as it is or older, so what is counted as evictable can
             // always be reached from the leaves, in whatever order they go.
-            let offset = |queue| self.policy.offset(queue);
-            let (id, claimed) = if let Some(id) = self.leaves.first_ready(offset) {
-                (id, self.node(id).claimed)
-            } else {
-                let id = self.leaves.first_claimed(offset);
-                (id.expect("enough was evictable"), 0)
-            };
+            let (id, kept, most) = self.victim(scope).expect("enough was evictable");
             let node = &self.nodes[id.get()];
-            let taken = left.min(node.len() - claimed);
+            let (taken, owner) = (left.min(node.len() - kept).min(most), node.scope);
             let victims = if node.partial.is_none() {
                 &node.blocks()[(node.len() - taken) as usize..]
             } else {
@@ -110,9 +125,9 @@ impl Tree {
             };
             self.policy.evicted(&node.usage, victims);
             self.evict_tail(id, taken, store, steps);
+            self.uncount_evictable(owner, taken);
             left -= taken;
         }
-        self.uncount_evictable(needed);
     }
 
     /// Evicts the last `taken` blocks of a leaf.
@@ -138,14 +153,14 @@ impl Tree {
         self.give_back_tail(id, kept, None, store);
         let node = self.node_mut(id);
         if let Some(place) = place {
-            self.leaves.remove(queue, leaf);
+            self.leaves_of(id).remove(queue, leaf);
             self.remove(id, place, steps);
             return;
         }
         node.tip = SmallVec::<[Token; 4]>::from_slice(&tip);
         if node.claimed >= kept && node.claimed > 0 {
             node.claimed = kept;
-            self.leaves.claim(queue, leaf);
+            self.leaves_of(id).claim(queue, leaf);
         }
     }
 
@@ -171,7 +186,12 @@ impl Tree {
         for (&block, pages) in leaving.skip(kept as usize).rev() {
             let key = store.blocks.tier_key(block);
             let key = key.expect("computed when it entered");
-            tiers.offer(BLOCKS_SHELF, key, value, pages.iter().copied());
+            let keys = (key, store.blocks.keys.get(block));
+            tiers.offer(BLOCKS_SHELF, keys, value, pages.iter().copied());
+        }
+        if let Some(log) = &mut store.blocks.log {
+            // Before the blocks are logged as removed from the device.
+            log.note_below(&tiers.take_notes());
         }
     }
 

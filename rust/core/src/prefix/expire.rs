@@ -84,9 +84,9 @@ impl Tree {
                 if left == 0 || !steps.passed(stamp) {
                     break;
                 }
-                let taken = len.min(left);
+                let (taken, scope) = (len.min(left), self.node(id).scope);
                 self.evict_tail(id, taken, store, steps);
-                self.uncount_evictable(taken);
+                self.uncount_evictable(scope, taken);
                 left -= taken;
                 if taken < len {
                     break;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::ids::NodeId;
+use crate::steps::Steps;
 
 const ID_BITS: u32 = 32;
 const USE_BITS: u32 = 48;
@@ -52,24 +53,35 @@ pub(crate) struct Leaves {
     fenced: BTreeSet<(u64, NodeId)>,
 }
 
+/// The leaf that goes first of some queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    /// What decides between heads: the offset of the queue counted in, then the queue.
+    pub order: (u128, usize),
+    pub id: NodeId,
+}
+
 /// The head that goes first when each queue's last uses count so much later; of equal ones that of the
 /// lower queue.
-fn first(queues: &Queues, offset: impl Fn(usize) -> u64) -> Option<NodeId> {
+fn first(queues: &Queues, offset: impl Fn(usize) -> u64) -> Option<Head> {
     let heads = queues.iter().enumerate();
     heads
         .filter_map(|(queue, leaves)| leaves.first().map(|&leaf| (queue, leaf)))
-        .min_by_key(|&(queue, leaf)| leaf.against_queues(offset(queue)))
-        .map(|(_, leaf)| leaf.id())
+        .map(|(queue, leaf)| Head {
+            order: (leaf.against_queues(offset(queue)), queue),
+            id: leaf.id(),
+        })
+        .min_by_key(|head| head.order)
 }
 
 impl Leaves {
     /// The next victim among the leaves that are not claimed.
-    pub(crate) fn first_ready(&self, offset: impl Fn(usize) -> u64) -> Option<NodeId> {
+    pub(crate) fn first_ready(&self, offset: impl Fn(usize) -> u64) -> Option<Head> {
         first(&self.ready, offset)
     }
 
     /// The next victim among the claimed leaves.
-    pub(crate) fn first_claimed(&self, offset: impl Fn(usize) -> u64) -> Option<NodeId> {
+    pub(crate) fn first_claimed(&self, offset: impl Fn(usize) -> u64) -> Option<Head> {
         first(&self.claimed, offset)
     }
 
@@ -108,9 +120,16 @@ impl Leaves {
         }
     }
 
-    /// The fenced leaf with the oldest stamp.
-    pub(crate) fn first_fenced(&self) -> Option<(u64, NodeId)> {
-        self.fenced.first().copied()
+    /// Takes the leaves out whose fence has passed by now.
+    pub(crate) fn take_passed(&mut self, steps: &Steps) -> Vec<NodeId> {
+        let mut passed = Vec::new();
+        while let Some(&(stamp, id)) = self.fenced.first()
+            && steps.passed(stamp)
+        {
+            self.fenced.pop_first();
+            passed.push(id);
+        }
+        passed
     }
 
     /// All leaves whose fence has passed, with their queues, between calls.
@@ -151,7 +170,10 @@ mod tests {
         let mut leaves = Leaves::default();
         leaves.insert(0, Leaf::new(1, 0, 10, NodeId::new(9)), false);
         leaves.insert(1, Leaf::new(1, 0, 6, NodeId::new(5)), false);
-        let first = |offset: u64| leaves.first_ready(|queue| queue as u64 * offset);
+        let first = |offset: u64| {
+            let head = leaves.first_ready(|queue| queue as u64 * offset);
+            head.map(|head| head.id)
+        };
         assert_eq!(first(0), Some(NodeId::new(5)));
         assert_eq!(first(3), Some(NodeId::new(5)));
         assert_eq!(

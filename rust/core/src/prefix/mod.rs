@@ -6,6 +6,8 @@
 //! | file | holds |
 //! |---|---|
 //! | `node.rs` | a run of blocks |
+//! | `counts.rs` | blocks by what an allocation may do with them |
+//! | `quota.rs` | what scopes keep while others need room |
 //! | `children.rs` | the ordered list of a node's children |
 //! | `text.rs` | tokens of a run, comparison of siblings |
 //! | `find.rs` | matching, read-only |
@@ -21,6 +23,7 @@
 //! | `retain.rs` | priorities of blocks, and their end |
 
 mod children;
+mod counts;
 mod drop;
 mod edit;
 mod evict;
@@ -32,10 +35,11 @@ mod leaves;
 mod node;
 mod policy;
 mod protect;
+mod quota;
 mod retain;
 mod text;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) use edit::Incoming;
 pub(crate) use expire::Ages;
@@ -43,14 +47,17 @@ pub(crate) use find::Found;
 pub(crate) use node::{Node, Partial};
 pub use policy::EvictionPolicy;
 pub(crate) use policy::Usage;
+pub(crate) use quota::{Quota, Share};
 pub(crate) use retain::{Retention, ordered};
 pub(crate) use text::Key;
 
 use crate::blocks::Blocks;
 use crate::ids::NodeId;
 use crate::pool::Pool;
+use crate::prefix::counts::Counts;
 use crate::prefix::leaves::Leaves;
 use crate::prefix::policy::Policy;
+use crate::prefix::quota::Shares;
 use crate::side::Sides;
 use crate::slab::Slab;
 use crate::tiers::Tiers;
@@ -79,20 +86,18 @@ pub(crate) struct Tree {
     pub tick: u64,
     /// By how much it grows next.
     pub growth: u32,
-    /// Inactive nodes without children.
+    /// Inactive nodes without children, of scopes without a quota.
     leaves: Leaves,
+    /// The scopes with quotas.
+    pub shares: Shares,
     /// When the retention of nodes ends, for those with an end.
     expiries: BTreeSet<(i64, NodeId)>,
     /// In which order they are evicted.
     policy: Box<dyn Policy>,
     /// Nodes with claims.
     claims: Vec<NodeId>,
-    /// Blocks in inactive nodes whose fence has passed.
-    evictable: u32,
-    /// Blocks in inactive nodes by stamp, oldest first, for stamps whose fence has not passed.
-    waiting: VecDeque<(u64, u32)>,
-    /// Blocks in all nodes.
-    cached: u32,
+    /// The blocks of all scopes.
+    counts: Counts,
     /// Blocks that leases protect.
     leased: u32,
     /// What became inactive when, if blocks have a time to live.
@@ -114,21 +119,20 @@ impl Tree {
             tick: 0,
             growth: 1,
             leaves: Leaves::default(),
+            shares: Shares::default(),
             expiries: BTreeSet::new(),
             policy,
             claims: Vec::new(),
-            evictable: 0,
-            waiting: VecDeque::new(),
-            cached: 0,
+            counts: Counts::default(),
             leased: 0,
             ages: Ages::new(ttl_ms),
         }
     }
 
-    /// Blocks that an allocation may evict now.
+    /// Blocks that nothing protects and whose fence has passed.
     #[inline]
     pub(crate) fn evictable(&self) -> u32 {
-        self.evictable
+        self.counts.evictable
     }
 
     /// What later expiries depend on, short of the nodes.
@@ -148,7 +152,7 @@ impl Tree {
 
     /// Blocks in the tree.
     pub(crate) fn cached(&self) -> u32 {
-        self.cached
+        self.counts.cached
     }
 
     #[inline]

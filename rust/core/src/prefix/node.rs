@@ -171,39 +171,49 @@ impl Node {
         self.head = 0;
     }
 
-    /// Moves the first `at` blocks into `upper`, which must be empty.
+    /// Moves the first `at` blocks into `upper`, which must be empty. The smaller part is copied.
     pub(crate) fn split_into(&mut self, upper: &mut Self, at: u32, classes: usize) {
         let (from, to) = (self.head as usize, (self.head + at) as usize);
-        upper.reserve(at as usize, classes);
-        upper.blocks.extend_from_slice(&self.blocks[from..to]);
-        upper
-            .pages
-            .extend_from_slice(&self.pages[from * classes..to * classes]);
-        self.head += at;
         self.start += at;
-        if self.blocks.len() > 64 && self.head as usize * 2 > self.blocks.len() {
-            self.drop_head(classes);
+        if to - from <= self.blocks.len() - to {
+            upper.reserve(at as usize, classes);
+            upper.blocks.extend_from_slice(&self.blocks[from..to]);
+            upper
+                .pages
+                .extend_from_slice(&self.pages[from * classes..to * classes]);
+            self.head += at;
+            if self.blocks.len() > 64 && self.head as usize * 2 > self.blocks.len() {
+                self.drop_head(classes);
+            }
+            return;
         }
+        let blocks = self.blocks[to..].to_vec();
+        let pages = self.pages[to * classes..].to_vec();
+        upper.blocks = std::mem::replace(&mut self.blocks, blocks);
+        upper.pages = std::mem::replace(&mut self.pages, pages);
+        upper.head = std::mem::take(&mut self.head);
+        upper.truncate(at, classes);
     }
 
-    /// Takes the blocks of `upper`, this node's parent, in front of its own.
-    pub(crate) fn absorb(&mut self, upper: &Self, classes: usize) {
+    /// Takes the blocks of `upper`, which was this node's parent, in front of its own. The smaller part is
+    /// copied, unless there is no room for it.
+    pub(crate) fn absorb(&mut self, upper: &mut Self, classes: usize) {
         let more = upper.len();
-        if self.head >= more {
+        self.start -= more;
+        if self.head >= more && more <= self.len() {
             let from = (self.head - more) as usize;
             self.blocks[from..self.head as usize].copy_from_slice(upper.blocks());
             self.pages[from * classes..self.head as usize * classes]
                 .copy_from_slice(upper.pages(classes));
             self.head -= more;
-        } else {
-            let mut blocks = Vec::with_capacity((more + self.len()) as usize);
-            blocks.extend_from_slice(upper.blocks());
-            blocks.extend_from_slice(self.blocks());
-            let mut pages = Vec::with_capacity(blocks.len() * classes);
-            pages.extend_from_slice(upper.pages(classes));
-            pages.extend_from_slice(self.pages(classes));
-            (self.blocks, self.pages, self.head) = (blocks, pages, 0);
+            return;
         }
-        self.start -= more;
+        upper.blocks.reserve_exact(self.len() as usize);
+        upper.pages.reserve_exact(self.len() as usize * classes);
+        upper.blocks.extend_from_slice(self.blocks());
+        upper.pages.extend_from_slice(self.pages(classes));
+        std::mem::swap(&mut self.blocks, &mut upper.blocks);
+        std::mem::swap(&mut self.pages, &mut upper.pages);
+        self.head = upper.head;
     }
 }

@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 
 use crate::ids::{BlockId, NodeId};
 use crate::prefix::Tree;
+use crate::prefix::counts::Counts;
 use crate::prefix::policy::Usage;
 use crate::steps::Steps;
 
@@ -160,32 +161,30 @@ impl Tree {
 
     /// Counts blocks whose fence has passed as evictable.
     pub(crate) fn release_fenced(&mut self, steps: &Steps) {
-        while let Some(&(stamp, blocks)) = self.waiting.front() {
-            if !steps.passed(stamp) {
-                break;
-            }
-            self.evictable += blocks;
-            self.waiting.pop_front();
-        }
+        self.counts.release_fenced(steps);
+        self.shares.release_fenced(steps);
         self.release_fenced_leaves(steps);
     }
 
     pub(crate) fn leave_inactive(&mut self, id: NodeId, steps: &Steps) {
         let node = self.node(id);
         let (stamp, blocks, leaf) = (node.stamp, node.len(), node.children.is_empty());
+        let scope = node.scope;
         if node.is_root() {
             return;
         }
         if leaf {
             self.leave_leaves(id, steps);
         }
-        if steps.passed(stamp) {
-            self.evictable -= blocks;
-        } else {
-            let bucket = self
-                .waiting
-                .binary_search_by_key(&stamp, |&(stamp, _)| stamp);
-            self.waiting[bucket.expect("an unfenced stamp has a bucket")].1 -= blocks;
+        self.count(scope, |counts| counts.leave(stamp, blocks, steps));
+    }
+
+    /// Changes the counts of all blocks, and those of a scope that has a quota.
+    #[inline]
+    pub(super) fn count(&mut self, scope: i32, change: impl Fn(&mut Counts)) {
+        change(&mut self.counts);
+        if !self.shares.is_empty() {
+            self.shares.count(scope, change);
         }
     }
 
@@ -197,10 +196,11 @@ impl Tree {
         node.stamp = stamp;
         self.policy.idle(&mut node.usage);
         let (len, only, leaf) = (node.len(), node.children.only(), node.children.is_empty());
+        let scope = node.scope;
         if leaf {
             self.enter_leaves(id, steps);
         }
-        self.count_inactive(stamp, len, steps);
+        self.count(scope, |counts| counts.enter(stamp, len, steps));
         self.note_inactive(id);
         match only {
             Some(child) if self.can_merge(id, child) => {
@@ -211,26 +211,16 @@ impl Tree {
         }
     }
 
-    /// Counts blocks that have become inactive with this stamp, the newest there is.
-    fn count_inactive(&mut self, stamp: u64, blocks: u32, steps: &Steps) {
-        if steps.passed(stamp) {
-            self.evictable += blocks;
-            return;
-        }
-        match self.waiting.back_mut() {
-            Some((last, count)) if *last == stamp => *count += blocks,
-            _ => self.waiting.push_back((stamp, blocks)),
-        }
-    }
-
     /// Blocks of inactive nodes whose fence has not passed.
     pub(crate) fn waiting_total(&self) -> u32 {
-        self.waiting.iter().map(|&(_, blocks)| blocks).sum()
+        self.counts.waiting_total()
     }
 
-    /// Stops counting `blocks` evictable blocks, which are leaving the tree.
-    pub(crate) fn uncount_evictable(&mut self, blocks: u32) {
-        self.evictable -= blocks;
-        self.cached -= blocks;
+    /// Stops counting `blocks` evictable blocks of a scope, which are leaving the tree.
+    pub(crate) fn uncount_evictable(&mut self, scope: i32, blocks: u32) {
+        self.count(scope, |counts| {
+            counts.evictable -= blocks;
+            counts.cached -= blocks;
+        });
     }
 }

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub use shelf::ShelfStats;
 pub(crate) use shelf::{DISK, HOST, LOWER, Shelf, State, Value};
 
+use crate::event::{Note, Reason};
 use crate::ids::PageIndex;
 use crate::key::BlockKey;
 
@@ -97,6 +98,8 @@ tier_counters! {
     lost,
     /// Entries that `restore` made.
     restored,
+    /// Entries that `adopt` made.
+    adopted,
 }
 
 /// Pages of a shelf on one tier.
@@ -162,7 +165,7 @@ impl Tiers {
     pub(crate) fn offer(
         &mut self,
         shelf: usize,
-        key: BlockKey,
+        (key, block): (BlockKey, Option<BlockKey>),
         value: Value,
         pages: impl Iterator<Item = PageIndex>,
     ) {
@@ -188,7 +191,7 @@ impl Tiers {
             return;
         };
         self.counters.lost += lost;
-        let id = here.insert(key, value, level, page, State::Writing);
+        let id = here.insert((key, block), value, level, page, State::Writing);
         let transfer = self.begin(EntryRef { shelf, id }, Kind::Down { level });
         for (at, source) in pages.enumerate() {
             self.planned.push_back(TransferRow {
@@ -297,11 +300,8 @@ impl Tiers {
             return false;
         };
         self.counters.lost += lost;
-        shelf.change(entry.id, |found| {
-            found.copies[HOST].pins += 1;
-            found.copies[DISK].state = State::Writing;
-            found.copies[DISK].page = page;
-        });
+        shelf.change(entry.id, |found| found.copies[HOST].pins += 1);
+        shelf.plan_copy(entry.id, DISK, page);
         shelf.levels[HOST].spilling += 1;
         let source_page = shelf.entries[entry.id].copies[HOST].page;
         let id = self.begin(entry, Kind::Spill);
@@ -386,7 +386,7 @@ impl Tiers {
         if ok {
             shelf.change(entry.id, |found| found.copies[level].state = State::Valid);
         } else {
-            shelf.drop_copy(entry.id, level);
+            shelf.drop_copy(entry.id, level, Reason::Failed);
         }
     }
 
@@ -400,13 +400,20 @@ impl Tiers {
             found.copies[level].pins -= 1;
         });
         if !ok && !shelf.entries[entry.id].doomed {
-            shelf.doom(entry.id);
+            shelf.doom(entry.id, Some(Reason::Failed));
         }
     }
 
     /// Makes entries with valid copies, least valuable first, of keys that are unknown and pages that are
     /// free, which the caller has checked.
-    pub(crate) fn restore(&mut self, shelf: usize, level: usize, items: &[(BlockKey, u32)]) {
+    /// `are_blocks` says that the keys are those of blocks as well.
+    pub(crate) fn restore(
+        &mut self,
+        shelf: usize,
+        level: usize,
+        items: &[(BlockKey, u32)],
+        are_blocks: bool,
+    ) {
         let here = &mut self.shelves[shelf];
         let mut taken = vec![false; here.levels[level].pages as usize];
         for &(_, page) in items {
@@ -421,9 +428,77 @@ impl Tiers {
                 offer: self.offers,
                 ..Value::default()
             };
-            here.insert(key, value, level, page, State::Valid);
+            let block = are_blocks.then_some(key);
+            here.insert((key, block), value, level, page, State::Valid);
         }
         self.counters.restored += items.len() as u64;
+    }
+
+    /// Collects what events have to say from now on.
+    pub(crate) fn keep_notes(&mut self) {
+        self.shelves[BLOCKS_SHELF].notes = Some(Vec::new());
+    }
+
+    /// What events have to say since the last call.
+    pub(crate) fn take_notes(&mut self) -> Vec<Note> {
+        let notes = self.shelves[BLOCKS_SHELF].notes.as_mut();
+        notes.map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Makes entries with valid host copies, the first key first, as far as there is room, without taking
+    /// what the same call found or made. `are_blocks` says that the keys are those of blocks as well. Returns
+    /// the pages of those that were made.
+    pub(crate) fn adopt(
+        &mut self,
+        shelf: usize,
+        keys: &[BlockKey],
+        value: Value,
+        are_blocks: bool,
+    ) -> Vec<Option<u32>> {
+        self.offers += keys.len() as u64;
+        let mut claimed = Vec::with_capacity(keys.len());
+        let mut pages = Vec::with_capacity(keys.len());
+        for (at, &key) in (0..).zip(keys) {
+            // The first block of a prompt is worth most: the others are of no use without it.
+            let offer = self.offers - at;
+            let block = are_blocks.then_some(key);
+            let (id, page) = self.adopt_one(shelf, (key, block), Value { offer, ..value });
+            if let Some(id) = id {
+                self.claim(EntryRef { shelf, id }, true);
+                claimed.push(EntryRef { shelf, id });
+            }
+            pages.push(page);
+        }
+        for entry in claimed {
+            self.claim(entry, false);
+        }
+        pages
+    }
+
+    /// The entry of a key, and its page if it was made.
+    fn adopt_one(
+        &mut self,
+        shelf: usize,
+        key: (BlockKey, Option<BlockKey>),
+        value: Value,
+    ) -> (Option<u32>, Option<u32>) {
+        let here = &mut self.shelves[shelf];
+        if let Some(id) = here.find(&key.0) {
+            here.change(id, |entry| {
+                entry.value = value;
+                entry.loaded = false;
+            });
+            self.counters.renewed += 1;
+            return (Some(id), None);
+        }
+        let Some((page, lost)) = here.take_page(HOST, value) else {
+            self.counters.rejected += 1;
+            return (None, None);
+        };
+        self.counters.lost += lost;
+        self.counters.adopted += 1;
+        let id = here.insert(key, value, HOST, page, State::Valid);
+        (Some(id), Some(page))
     }
 
     /// Drops every entry.
@@ -431,10 +506,18 @@ impl Tiers {
         for shelf in &mut self.shelves {
             for id in shelf.ids() {
                 if !shelf.entries[id].doomed {
-                    shelf.doom(id);
+                    shelf.doom(id, None);
                 }
             }
         }
+    }
+
+    /// The numbers of the tiers that have pages for blocks.
+    pub(crate) fn tiers(&self) -> impl Iterator<Item = u8> + '_ {
+        let levels = &self.shelves[BLOCKS_SHELF].levels;
+        (0..LOWER)
+            .filter(|&level| levels[level].pages > 0)
+            .map(tier_of)
     }
 
     /// Pages by tier and shelf.

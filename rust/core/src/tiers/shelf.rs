@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use crate::event::{Note, Reason};
 use crate::key::BlockKey;
 use crate::slab::Slab;
 
@@ -50,6 +51,8 @@ const ABSENT: Copied = Copied {
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub key: BlockKey,
+    /// What events call the block; `None` if that is not known.
+    pub block: Option<BlockKey>,
     pub value: Value,
     pub copies: [Copied; LOWER],
     /// Whether it was loaded to the device since it was offered last.
@@ -111,6 +114,8 @@ pub(crate) struct Shelf {
     pub entries: Slab<Entry>,
     /// Never iterated: its order is another one in every process.
     by_key: HashMap<BlockKey, u32>,
+    /// What events have to say, if there are any.
+    pub notes: Option<Vec<Note>>,
 }
 
 impl Shelf {
@@ -120,6 +125,7 @@ impl Shelf {
             levels: pages.map(Level::new),
             entries: Slab::new(),
             by_key: HashMap::new(),
+            notes: None,
         }
     }
 
@@ -200,8 +206,30 @@ impl Shelf {
         self.remove_if_empty(id);
     }
 
+    /// Notes that a copy came to be or, with a reason, that it is gone.
+    fn note(&mut self, id: u32, level: usize, reason: Option<Reason>) {
+        let entry = &self.entries[id];
+        if let (Some(notes), Some(block), false) = (&mut self.notes, entry.block, entry.doomed) {
+            let tier = u8::try_from(level + 1).expect("there are two lower tiers");
+            notes.push((tier, block, reason));
+        }
+    }
+
+    /// Plans a copy of an entry that has none on a tier.
+    pub(crate) fn plan_copy(&mut self, id: u32, level: usize, page: u32) {
+        self.change(id, |entry| {
+            entry.copies[level] = Copied {
+                state: State::Writing,
+                page,
+                pins: 0,
+            };
+        });
+        self.note(id, level, None);
+    }
+
     /// Gives a copy up that no transfer has to do with any more.
-    pub(crate) fn drop_copy(&mut self, id: u32, level: usize) {
+    pub(crate) fn drop_copy(&mut self, id: u32, level: usize, reason: Reason) {
+        self.note(id, level, Some(reason));
         self.unlist(id);
         let copy = std::mem::replace(&mut self.entries[id].copies[level], ABSENT);
         debug_assert!(copy.state != State::Absent && copy.pins == 0);
@@ -222,8 +250,14 @@ impl Shelf {
         self.entries.free(id);
     }
 
-    /// Makes an entry unknown. Its pages come back now, or as transfers are completed.
-    pub(crate) fn doom(&mut self, id: u32) {
+    /// Makes an entry unknown. Its pages come back now, or as transfers are completed. Without a reason
+    /// nothing is noted: all of them go.
+    pub(crate) fn doom(&mut self, id: u32, reason: Option<Reason>) {
+        for level in (0..LOWER).filter(|_| reason.is_some()) {
+            if self.entries[id].copies[level].state != State::Absent {
+                self.note(id, level, reason);
+            }
+        }
         self.by_key.remove(&self.entries[id].key);
         self.change(id, |entry| entry.doomed = true);
     }
@@ -244,7 +278,7 @@ impl Shelf {
             }
             (id, 1)
         };
-        self.drop_copy(id, level);
+        self.drop_copy(id, level, Reason::Evicted);
         let page = self.levels[level].free.pop_first();
         Some((page.expect("a copy was given up"), lost))
     }
@@ -252,7 +286,7 @@ impl Shelf {
     /// A new entry with one copy.
     pub(crate) fn insert(
         &mut self,
-        key: BlockKey,
+        (key, block): (BlockKey, Option<BlockKey>),
         value: Value,
         level: usize,
         page: u32,
@@ -266,6 +300,7 @@ impl Shelf {
         };
         let id = self.entries.insert(Entry {
             key,
+            block,
             value,
             copies,
             loaded: false,
@@ -274,6 +309,7 @@ impl Shelf {
         });
         self.by_key.insert(key, id);
         self.list(id);
+        self.note(id, level, None);
         id
     }
 

@@ -1,0 +1,1 @@
+../../../../cuda/token_moves.cu

@@ -1,0 +1,168 @@
+"""Tiers below the device in the managers: transfers go out, requests wait for their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemkv._core import Ledger
+from tandemkv.managers.identity import Identity
+from tandemkv.tiers.protocols import Executor, TransferObserver
+from tandemkv.tiers.transfers import KEY_BYTES, TransferPlan
+
+Completed = tuple[NDArray[np.int64], NDArray[np.uint8]]
+Agreement = Callable[[NDArray[np.int64], NDArray[np.uint8]], Completed]
+
+# Rows beyond those planned, for copies to disk ahead of need: what one call plans at most.
+_ROWS_AHEAD = 256
+
+READY, ON_ITS_WAY, SUSPENDED = 0, 1, 2
+"""What `Ledger.loading` says of a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that was admitted and whose pages are on their way.
+
+    Attributes:
+        handle: its sequence.
+        prompt: its prompt as it was given, int32 or int64.
+        identity: its adapter, salt and media, None without any.
+    """
+
+    handle: int
+    prompt: NDArray[Any]
+    identity: Identity | None
+
+    def is_same(self, prompt: NDArray[Any], identity: Identity | None) -> bool:
+        """Tell whether a request that is given again is this one."""
+        return np.array_equal(self.prompt, prompt) and self.identity == identity
+
+
+class Transfers:
+    """The executor of a rank, and the requests that wait for it.
+
+    Attributes:
+        stream: where copies from and to a GPU are queued: the engine's stream. It has to be set
+            before the first `prepare_resources`; pools in CPU memory need none.
+        agree: where several ranks decide alike, what makes them see the same completions at the
+            same calls: it is given the ids int64 `[n]` that this rank has completed since the last
+            call, with uint8 `[n]` whether ok, and returns those that all ranks have completed by
+            now, in one order, ok where all are. None: this rank decides alone.
+        observer: hears of all transfers; None: nobody does.
+    """
+
+    def __init__(self, ledger: Ledger, executor: Executor) -> None:
+        self._ledger = ledger
+        self._executor = executor
+        self._waiting: dict[Hashable, Waiting] = {}
+        self.stream: object | None = None
+        self.agree: Agreement | None = None
+        self.observer: TransferObserver | None = None
+        # Handles that were resumed and have not run since.
+        self.resuming: set[int] = set()
+
+    def __contains__(self, request_id: Hashable) -> bool:
+        return request_id in self._waiting
+
+    def __len__(self) -> int:
+        """Return how many requests wait for their pages."""
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._waiting)
+
+    @property
+    def executor(self) -> Executor:
+        """What copies."""
+        return self._executor
+
+    def stats(self) -> dict[str, Any]:
+        """Return pages and counters of the lower tiers; see `Ledger.tier_stats`."""
+        return {**self._ledger.tier_stats(), "waiting_requests": len(self._waiting)}
+
+    def collect(self, wait: bool = False) -> int:
+        """Tell the ledger what the executor has completed; return how many transfers that is.
+
+        Args:
+            wait: wait for all that runs.
+        """
+        ids, ok = self._executor.poll(wait)
+        if self.agree is not None:
+            ids, ok = self.agree(ids, ok)
+        if len(ids):
+            if self.observer is not None:
+                self.observer.completed(ids, ok)
+            self._ledger.complete_transfers(ids, ok)
+        return len(ids)
+
+    def run(self) -> None:
+        """Start what the ledger has planned, before anything else touches the pages."""
+        rows = np.empty((self._ledger.pending_transfers() + _ROWS_AHEAD, 6), np.int64)
+        keys = np.empty((len(rows), KEY_BYTES), np.uint8)
+        count = self._ledger.transfers(rows, keys)
+        if count:
+            plan = TransferPlan(rows[:count], keys[:count])
+            if self.observer is not None:
+                self.observer.planned(plan)
+            self._executor.submit(plan, self.stream)
+            self.collect()
+
+    def drain(self) -> None:
+        """Run and wait until nothing is planned or under way."""
+        self.run()
+        while self._ledger.tier_stats()["open_transfers"]:
+            self.collect(wait=True)
+            self.run()
+
+    def flush(self) -> int:
+        """Copy everything to disk that lies on the host only, and wait; return how many pages."""
+        planned = self._ledger.flush()
+        self.drain()
+        return planned
+
+    def close(self) -> None:
+        """Wait for what runs, and give the executor up."""
+        self.drain()
+        self._executor.close()
+
+    # --- requests that wait ---------------------------------------------------------------------
+
+    def states(self, handles: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return what `Ledger.loading` says of handles."""
+        out = np.empty(len(handles), np.uint8)
+        self._ledger.loading(handles, out)
+        return out
+
+    def are_resuming(self, handles: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which handles were resumed and wait for their pages, or have them now."""
+        self.collect()
+        if not self.resuming:
+            return np.zeros(len(handles), np.bool_)
+        known = np.array([handle in self.resuming for handle in handles.tolist()], np.bool_)
+        # Some page did not arrive: the ledger has suspended it again.
+        again: NDArray[np.bool_] = known & (self.states(handles) == SUSPENDED)
+        self.resuming.difference_update(handles[again].tolist())
+        still: NDArray[np.bool_] = known & ~again
+        return still
+
+    def put(self, request_id: Hashable, waiting: Waiting) -> None:
+        """Keep a request until its pages are there and it is given again."""
+        self._waiting[request_id] = waiting
+
+    def get(self, request_id: Hashable) -> Waiting | None:
+        """Return what is known of a request that waits."""
+        return self._waiting.get(request_id)
+
+    def take(self, request_id: Hashable) -> Waiting:
+        """Forget a request that waits, and return it."""
+        return self._waiting.pop(request_id)
+
+    def release(self, request_id: Hashable) -> None:
+        """End a request that waits; its pages come back when its transfers are completed."""
+        handle = self.take(request_id).handle
+        self._ledger.release(np.array([handle], np.int64), np.zeros(1, np.uint8))
