@@ -24,6 +24,7 @@ from tier_setup import (
     digest,
     load_row,
     make_pools,
+    open_pool_store,
     plan_of,
     wait_for_all,
     write_page,
@@ -38,8 +39,6 @@ from tandemkv.tiers import (
     HostLimits,
     TierExecutor,
     build_executor,
-    geometry_fingerprint,
-    store_classes,
 )
 
 
@@ -60,7 +59,7 @@ def executor_of(pools: list[Pool], **options: Any) -> TierExecutor:
 
 
 def store_of(folder: Path, pools: list[Pool]) -> DiskStore:
-    return DiskStore.open(folder, store_classes(pools, DISK_PAGES), geometry_fingerprint(pools))
+    return open_pool_store(folder, pools, DISK_PAGES)
 
 
 @pytest.mark.parametrize("arrangement", ["interleaved", "per_layer"])

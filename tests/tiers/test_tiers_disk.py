@@ -26,7 +26,7 @@ from store_setup import (
     read,
     write,
 )
-from tier_setup import NUM_CLASSES, make_pools
+from tier_setup import make_pools
 
 import tandemkv as tkv
 from tandemkv import _core
@@ -35,12 +35,13 @@ from tandemkv.tiers import (
     DiskStore,
     StoreClass,
     geometry_fingerprint,
+    open_disk_store,
     remove_store,
-    store_classes,
     tier_pages,
 )
 from tandemkv.tiers.disk import OsFiles, slot_bytes
 from tandemkv.tiers.disk.slots import TRAILER_BYTES
+from tandemkv.tiers.disk_tier import pool_layouts
 
 
 def folder_bytes(path: Path) -> int:
@@ -316,23 +317,19 @@ def test_the_store_is_a_dict_that_survives(steps: list[tuple[str, int, int, int]
 
 
 def test_the_fingerprint_names_all_that_is_stored() -> None:
-    pools = make_pools()
-    base = geometry_fingerprint(pools)
+    layouts = pool_layouts(make_pools())
+    base = geometry_fingerprint(layouts)
     assert len(base) == 32
-    assert geometry_fingerprint(make_pools("per_layer")) == base
+    assert geometry_fingerprint(pool_layouts(make_pools("per_layer"))) == base
     others = [
-        geometry_fingerprint(pools, rank=1, num_ranks=2),
-        geometry_fingerprint(pools, num_ranks=2),
-        geometry_fingerprint(pools, fingerprint=b"weights"),
-        geometry_fingerprint(pools[:3]),
-        geometry_fingerprint(pools[::-1]),
+        geometry_fingerprint(layouts, rank=1, num_ranks=2),
+        geometry_fingerprint(layouts, num_ranks=2),
+        geometry_fingerprint(layouts, fingerprint=b"weights"),
+        geometry_fingerprint(layouts[:3]),
+        geometry_fingerprint(layouts[::-1]),
+        geometry_fingerprint([(1, layout) for _, layout in layouts]),
     ]
-    assert len({base, *others}) == 6
-    full, state = pools[0].page_bytes + pools[3].page_bytes, pools[2].page_bytes
-    classes = store_classes(pools, (5, 0, 7))
-    assert [item.page_bytes for item in classes] == [full, pools[1].page_bytes, state]
-    assert [item.num_pages for item in classes] == [5, 0, 7]
-    assert len(classes) == NUM_CLASSES
+    assert len({base, *others}) == 7
 
 
 @pytest.mark.parametrize("extra_bytes", [0, 4095, 4096, 12345])
@@ -354,9 +351,15 @@ def test_the_store_of_a_plan_stays_within_its_bytes(tmp_path: Path, extra_bytes:
     )
     # A slot has 128 KiB and a block about them, so that 9 of them fit, and the header.
     assert tier_pages(plan).disk == (9,)
-    managers = tkv.build_managers(plan)
-    assert managers.draft is not None
-    pools = [*managers.target.pools, *managers.draft.pools]
-    classes = store_classes(pools, tier_pages(plan).disk)
-    with DiskStore.open(tmp_path, classes, geometry_fingerprint(pools)):
+    with open_disk_store(plan, tmp_path) as store:
         assert 9 * 2**17 < folder_bytes(tmp_path) <= budget
+        managers = tkv.build_managers(plan, disk=store)
+        assert managers.draft is not None
+        pools = pool_layouts([*managers.target.pools, *managers.draft.pools])
+        assert store.report().fingerprint == geometry_fingerprint(pools).hex()
+    with pytest.raises(TierError, match="of another geometry"):
+        open_disk_store(plan, tmp_path, kv_layout="HND")
+    with pytest.raises(TierError, match="of another geometry"):
+        open_disk_store(plan, tmp_path, fingerprint=b"other weights")
+    assert managers.tiers is not None
+    managers.tiers.close()

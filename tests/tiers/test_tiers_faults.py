@@ -31,6 +31,7 @@ from tier_setup import (
     load_row,
     make_pools,
     move,
+    open_pool_store,
     write_page,
 )
 from tier_setup import (
@@ -43,8 +44,6 @@ from tandemkv.tiers import (
     HOST,
     DiskStore,
     build_executor,
-    geometry_fingerprint,
-    store_classes,
 )
 
 KEYS = [key_of(seed) for seed in range(30)]
@@ -221,12 +220,7 @@ def test_a_fault_of_the_disk_is_a_failed_transfer(tmp_path: Path, kind: str) -> 
         pools = make_pools()
         files = FaultyFiles(number, kind)
         try:
-            store = DiskStore.open(
-                tmp_path / str(number),
-                store_classes(pools, (6, 2, 2)),
-                geometry_fingerprint(pools),
-                files=files,
-            )
+            store = open_pool_store(tmp_path / str(number), pools, (6, 2, 2), files=files)
         except (OSError, TierError):
             continue
         executor = build_executor(pools, NUM_CLASSES, host_pages=(6, 1, 1), disk=store)

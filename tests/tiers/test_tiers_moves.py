@@ -22,6 +22,7 @@ from tier_setup import (
     load_row,
     make_pools,
     move,
+    open_pool_store,
     plan_of,
     wait_for_all,
     write_page,
@@ -32,12 +33,9 @@ from tandemkv.tiers import (
     DEVICE,
     DISK,
     HOST,
-    DiskStore,
     HostTier,
     TierExecutor,
     device_group,
-    geometry_fingerprint,
-    store_classes,
 )
 from tandemkv.tiers.copies import HostCopier
 from tandemkv.tiers.transfers import DIRECTIONS
@@ -56,9 +54,7 @@ class Tiers:
         self.pools: list[Pool] = make_pools(arrangement)
         groups = [device_group(pool) for pool in self.pools]
         self.host = HostTier(groups, HOST_PAGES) if host else None
-        self.store = DiskStore.open(
-            folder, store_classes(self.pools, DISK_PAGES), geometry_fingerprint(self.pools)
-        )
+        self.store = open_pool_store(folder, self.pools, DISK_PAGES)
         self.executor = TierExecutor(
             groups,
             NUM_CLASSES,

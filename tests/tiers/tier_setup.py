@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy as np
 from tandemkv.geometry import Layer, SideBuffer, StateBuffer
 from tandemkv.managers.layout import Arrangement, page_layout
 from tandemkv.managers.pools import Pool
-from tandemkv.tiers import DEVICE, TransferPlan
+from tandemkv.tiers import DEVICE, DiskStore, StoreClass, TransferPlan, geometry_fingerprint
+from tandemkv.tiers.disk_tier import pool_layouts
 
 FULL_CLASS, WINDOW_CLASS, STATE_CLASS = 0, 1, 2
 NUM_CLASSES = 3
@@ -58,6 +60,18 @@ def make_pools(
             )
         )
     return pools
+
+
+def open_pool_store(
+    folder: Path, pools: Sequence[Pool], num_pages: Sequence[int], **options: Any
+) -> DiskStore:
+    """Return the store of pools, as `open_disk_store` has it for those of a plan."""
+    layouts = pool_layouts(pools)
+    classes = [
+        StoreClass(tuple(layout.page_bytes for index, layout in layouts if index == number), count)
+        for number, count in enumerate(num_pages)
+    ]
+    return DiskStore.open(folder, classes, geometry_fingerprint(layouts), **options)
 
 
 def page_views(pool: Pool, page: int) -> list[np.ndarray]:

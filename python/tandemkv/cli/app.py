@@ -13,7 +13,7 @@ import tandemkv
 from tandemkv.cli.names import in_option_names
 from tandemkv.errors import BudgetError, TandemkvError
 
-VERBS = ("plan", "replay", "chat", "bench", "env")
+VERBS = ("plan", "replay", "cache", "chat", "bench", "env")
 """Each is a module of this package with a click command of the same name."""
 
 OK, DOES_NOT_FIT, BAD_INPUT = 0, 1, 2

@@ -1,7 +1,7 @@
 """The movers of pages between device, host and disk. The ledger decides, an executor copies.
 
     pages = tier_pages(plan)                     # what the ledger is built with
-    store = DiskStore.open(path, store_classes(pools, pages.disk), geometry_fingerprint(pools))
+    store = open_disk_store(plan, path)          # or None
     executor = build_executor(pools, num_classes, host_pages=pages.host, disk=store)
     for class_index, keys, numbers in store.entries():  # oldest first, for `Ledger.restore`
         ...
@@ -13,8 +13,8 @@
 * `tier_pages(plan)`: pages of each class on host and disk, the same on every rank.
 * `build_executor(pools, num_classes, ...)`: host memory and an executor for the pools of one rank,
   the target's before the draft's. Pools without memory get a `BookkeepingExecutor`.
-* `DiskStore.open(path, classes, fingerprint, persistent=True)`: the disk tier, a folder of its own
-  for each rank. `entries()` is what it found there. It can be left out.
+* `open_disk_store(plan, path, rank=0, persistent=True)`: the disk tier of a rank, in a folder of
+  its own; `entries()` is what it found there. It can be left out.
 * `Executor`: `submit(plan, stream=None)`, `poll(wait=False)`, `close()`.
 
 What moves is whole pages of a class, both roles together. Copies between device and host, and reads
@@ -26,14 +26,9 @@ transfer that fails, for whatever reason, is reported as such; its destination h
 from __future__ import annotations
 
 from tandemkv.tiers.bookkeeping import BookkeepingExecutor
-from tandemkv.tiers.build import (
-    TierPages,
-    build_executor,
-    geometry_fingerprint,
-    store_classes,
-    tier_pages,
-)
+from tandemkv.tiers.build import TierPages, build_executor, tier_pages
 from tandemkv.tiers.disk import DiskStore, StoreClass, remove_store
+from tandemkv.tiers.disk_tier import geometry_fingerprint, open_disk_store
 from tandemkv.tiers.executor import TierExecutor
 from tandemkv.tiers.host import HostTier
 from tandemkv.tiers.limits import HostLimits, check_host_memory, host_limits
@@ -62,7 +57,7 @@ __all__ = [
     "device_group",
     "geometry_fingerprint",
     "host_limits",
+    "open_disk_store",
     "remove_store",
-    "store_classes",
     "tier_pages",
 ]

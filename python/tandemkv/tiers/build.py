@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +13,7 @@ from tandemkv.planning import Plan
 from tandemkv.tiers.bookkeeping import BookkeepingExecutor
 from tandemkv.tiers.copies import HostCopier, PageCopier
 from tandemkv.tiers.cuda import CudaCopier
-from tandemkv.tiers.disk import StoreClass, slot_bytes
+from tandemkv.tiers.disk import slot_bytes
 from tandemkv.tiers.disk.header import HEADER_BYTES_MAX
 from tandemkv.tiers.executor import TierExecutor, WhenFull
 from tandemkv.tiers.host import HostTier, Pinner
@@ -78,53 +76,6 @@ def _within_bytes(
             room_for_header = 0  # it is in the first class that keeps something
             limits[number] = min(limits[number], slots)
     return tuple(limits)
-
-
-def geometry_fingerprint(
-    pools: Sequence[Pool], *, rank: int = 0, num_ranks: int = 1, fingerprint: bytes = b""
-) -> bytes:
-    """Return 32 bytes that name what must be equal for stored pages to be readable.
-
-    That is every buffer of a page: class, layer, name, dtype, shape and place; which rank's it is;
-    and what the caller adds, such as the fingerprint of the weights. How a pool arranges its pages
-    on the device does not matter.
-
-    Args:
-        pools: the pools of the rank, the target's before the draft's.
-        rank: the rank.
-        num_ranks: ranks of the engine.
-        fingerprint: see `build_managers`.
-    """
-    described = {
-        "rank": rank,
-        "num_ranks": num_ranks,
-        "fingerprint": fingerprint.hex(),
-        "pools": [
-            {
-                "class": pool.class_index,
-                "tokens_per_block": pool.layout.tokens_per_block,
-                "buffers": [
-                    {**spec.to_dict(), "token_axis": spec.token_axis}
-                    for spec in pool.layout.buffers
-                ],
-            }
-            for pool in pools
-        ],
-    }
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).digest()
-
-
-def store_classes(pools: Sequence[Pool], num_pages: Sequence[int]) -> list[StoreClass]:
-    """Return what a `DiskStore` keeps for the pools of a rank.
-
-    Args:
-        pools: the pools of the rank, the target's before the draft's.
-        num_pages: pages of each class on disk.
-    """
-    return [
-        StoreClass(tuple(pool.page_bytes for pool in pools if pool.class_index == number), pages)
-        for number, pages in enumerate(num_pages)
-    ]
 
 
 def build_executor(

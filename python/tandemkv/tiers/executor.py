@@ -71,7 +71,7 @@ class TierExecutor:
             )
         self._groups = tuple(groups)
         self._copier, self._host, self._disk = copier, host, disk
-        self._when_full = when_full
+        self._when_full, self._threads = when_full, threads
         # A class of which this rank has no group moves nothing here, so any page will do.
         device_pages = [MAX_INT32] * num_classes
         for group in groups:
@@ -195,7 +195,8 @@ class TierExecutor:
     def describe(self) -> str:
         """Return one line per tier, and one about the staging memory."""
         lines = [tier.describe() for tier in (self._host, self._disk) if tier is not None]
-        lines.append(f"staging: {self._outgoing.num_bytes + self._incoming.num_bytes} bytes")
+        size = self._outgoing.num_bytes + self._incoming.num_bytes
+        lines.append(f"staging: {size} bytes, {self._threads} threads")
         return "\n".join(lines)
 
     # Copies between device and host.

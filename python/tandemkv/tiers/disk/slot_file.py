@@ -53,6 +53,15 @@ class SlotFile:
         """Whether the file is open past the page cache."""
         return self._direct
 
+    def start_reading(self) -> None:
+        """Open the file as it is, for reading only.
+
+        Raises:
+            OSError: it cannot be had.
+        """
+        if self._shape.file_bytes:
+            self._open(direct=False, flags=os.O_RDONLY)
+
     def start(self, *, fresh: bool) -> None:
         """Open the file with exactly its size.
 
@@ -170,8 +179,7 @@ class SlotFile:
             return Damage(self._class_index, trailer.page, str(error))
         return None
 
-    def _open(self, *, direct: bool) -> None:
-        flags = os.O_RDWR | os.O_CREAT
+    def _open(self, *, direct: bool, flags: int = os.O_RDWR | os.O_CREAT) -> None:
         try:
             self._descriptor = self._files.open(self._path, flags | (DIRECT if direct else 0))
         except OSError as error:

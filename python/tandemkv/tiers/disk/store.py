@@ -40,6 +40,7 @@ class DiskStore:
     ) -> None:
         self._path, self._classes, self._fingerprint = path, tuple(classes), fingerprint
         self._persistent, self._files = persistent, files
+        self._written = False  # whether there may be something that the disk does not have yet
         self._slots = [
             SlotFile(
                 files,
@@ -102,7 +103,7 @@ class DiskStore:
 
     @classmethod
     def reopen(cls, path: str | Path, *, files: Files | None = None) -> DiskStore:
-        """Open the store in a folder as it is, whatever it was made for.
+        """Open the store in a folder for reading, whatever it was made for.
 
         Raises:
             TierError: there is no store, it is damaged, of another version or in use.
@@ -118,7 +119,9 @@ class DiskStore:
             with suppress(FileNotFoundError):
                 size = _file(folder, number).stat().st_size
             classes.append(StoreClass(part_bytes, size // StoreClass(part_bytes, 0).slot_bytes))
-        return cls.open(folder, classes, header.fingerprint, files=files)
+        store = cls(folder, classes, header.fingerprint, persistent=True, direct=False, files=files)
+        store._start_reading(header)
+        return store
 
     @property
     def num_pages(self) -> tuple[int, ...]:
@@ -149,6 +152,7 @@ class DiskStore:
         Raises:
             OSError, TierError: it is not stored, and the page may hold nothing any more.
         """
+        self._written = True
         self._slots[class_index].write(page, next(self._generations), key, parts)
 
     def read(self, class_index: int, page: int, key: bytes, parts: Sequence[Part]) -> None:
@@ -238,7 +242,7 @@ class DiskStore:
     def close(self) -> None:
         """Give the files up; nobody uses the store meanwhile. Again, it does nothing."""
         for slots in self._slots:
-            if self._persistent:
+            if self._persistent and self._written:
                 with suppress(OSError):  # what is not on disk fails its check when it is read
                     slots.sync()
             slots.close()
@@ -269,14 +273,29 @@ class DiskStore:
                 if self._persistent:
                     self._write_header()
                 return
-            for slots in self._slots:
-                slots.look(self._scan)
-            self._scan.settle()
-            self._generations = count(self._scan.last_generation + 1)
+            self._look()
         except BaseException:
-            self._persistent = False  # nothing was written that the disk must have
             self.close()
             raise
+
+    def _start_reading(self, header: Header) -> None:
+        """Open the files as they are; closes everything on an error."""
+        try:
+            if read_header(self._files, self._path) != header:
+                raise TierError(f"{self._path} was changed while it was opened", tier="disk")
+            for slots in self._slots:
+                slots.start_reading()
+            self._look()
+        except BaseException:
+            self.close()
+            raise
+
+    def _look(self) -> None:
+        """Find out what is stored."""
+        for slots in self._slots:
+            slots.look(self._scan)
+        self._scan.settle()
+        self._generations = count(self._scan.last_generation + 1)
 
     def _check_header(self, header: Header) -> None:
         if not self._persistent:
