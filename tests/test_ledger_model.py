@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from reference import configs, operations
+from reference import configs, operations, tier_operations
 from reference.alone import Alone
 from reference.lifetimes import CHUNKED, SLIDING, Lifetime, most_live_blocks
 
@@ -82,4 +82,20 @@ def test_invariants_hold_after_every_operation(kind: str) -> None:
     if "state" in kind:
         expected.append("snapshots")
     expected += ["forked", "resumed"]
+    assert not [name for name in expected if not total[name]]
+
+
+@pytest.mark.parametrize("kind", configs.TIERED_KINDS)
+def test_invariants_hold_with_tiers_below_the_device(kind: str) -> None:
+    rng = random.Random(kind)
+    weighted = tier_operations.TIER_WEIGHTS
+    total: Counter[str] = Counter()
+    for _ in range(12):
+        alone = Alone(configs.with_tiers(rng.randint, [kind]))
+        for operation in rng.choices(
+            list(weighted), list(weighted.values()), k=OPERATIONS_PER_LEDGER
+        ):
+            alone.apply(*operation(alone, rng.randint))
+        total += alone.model.counters + Counter(alone.model.tier_stats()["counters"])
+    expected = ["device_to_host", "host_to_disk", "host_to_device", "failed", "loaded_blocks"]
     assert not [name for name in expected if not total[name]]

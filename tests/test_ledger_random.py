@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from reference import configs, operations
+from reference import configs, operations, tier_operations
 from reference.binding import CoreLedger
 from reference.interpreter import Comparison
 
@@ -61,14 +61,32 @@ EXPECTED_COUNTERS = {
 }
 
 
-def run_ledgers(seed: int, num_operations: int, validate_every: int) -> Counter[str]:
+# The same of ledgers with tiers below the device.
+EXPECTED_BELOW = {
+    *("transfers", "transfers error", "complete_transfers", "complete_transfers error"),
+    *(f"transfer {pair}" for pair in ("0 to 1", "0 to 2", "1 to 2", "1 to 0", "2 to 0")),
+    *("loading", "loading error", "loading 0", "loading 1", "loading 2"),
+    *("pending_transfers", "match_tiers", "offload", "offload error", "flush"),
+    *("restore", "restore error", "admit -5", "fits -5", "resume that loads"),
+    *("released while loading", "loads from two tiers"),
+    *("stored below", "evicted below", "failed below", "cleared below"),
+    *("failed", "renewed", "rejected", "restored", "lost"),
+    *("loaded_blocks", "missed_load_tokens", "refused_loading"),
+}
+
+
+def run_ledgers(
+    seed: int, num_operations: int, validate_every: int, tiers: bool = False
+) -> Counter[str]:
     """Run ledgers one after the other; return what happened in all of them together."""
     rng = random.Random(seed)
-    kinds, weights = list(operations.WEIGHTS), list(operations.WEIGHTS.values())
+    make_config = configs.with_tiers if tiers else configs.config
+    weighted = tier_operations.TIER_WEIGHTS if tiers else operations.WEIGHTS
+    kinds, weights = list(weighted), list(weighted.values())
     total: Counter[str] = Counter()
     for _ in range(num_operations // OPERATIONS_PER_LEDGER):
         pair = Comparison(
-            configs.config(rng.randint),
+            make_config(rng.randint),
             validate_every=validate_every,
             flat=rng.random() < 0.5,
             dtype=np.int64 if rng.random() < 0.5 else np.int32,
@@ -79,7 +97,9 @@ def run_ledgers(seed: int, num_operations: int, validate_every: int) -> Counter[
         total += pair.outcomes
         total["scope number freed"] += pair.model.scopes.swept
         total["media number freed"] += pair.model.media.swept
-        total += Counter({name: pair.model.counters[name] for name in EXPECTED_COUNTERS})
+        counters = EXPECTED_COUNTERS | EXPECTED_BELOW
+        total += Counter({name: pair.model.counters[name] for name in counters})
+        total += Counter(pair.model.tier_stats()["counters"])
     return total
 
 
@@ -105,6 +125,19 @@ def _run(seed: int, num_operations: int, validate_every: int) -> None:
 def test_random_operations(seed: int) -> None:
     """100,000 operations in all."""
     _run(seed, 25_000, validate_every=10)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_operations_on_tiers(seed: int) -> None:
+    """50,000 operations in all."""
+    missing = EXPECTED_BELOW - run_ledgers(seed, 25_000, validate_every=10, tiers=True).keys()
+    assert not missing, f"the run never met {sorted(missing)}"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_half_a_million_random_operations_on_tiers() -> None:
+    run_ledgers(1_000, 500_000, validate_every=10, tiers=True)
 
 
 @pytest.mark.full

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from reference import configs, operations
+from reference import configs, operations, tier_operations
 from reference.interpreter import Comparison
 
 DATA = st.data()
@@ -20,11 +20,12 @@ class LedgerMachine(RuleBasedStateMachine):
     """Every rule is one operation; `Comparison` checks after it."""
 
     pair: Comparison
+    make_config = staticmethod(configs.config)
 
     @initialize(data=DATA, flat=st.booleans(), wide=st.booleans())
     def build(self, data: st.DataObject, flat: bool, wide: bool) -> None:
         dtype = np.int64 if wide else np.int32
-        self.pair = Comparison(configs.config(pick_from(data)), flat=flat, dtype=dtype)
+        self.pair = Comparison(self.make_config(pick_from(data)), flat=flat, dtype=dtype)
 
     @rule(data=DATA)
     def begin_step(self, data: st.DataObject) -> None:
@@ -128,6 +129,9 @@ class LedgerMachine(RuleBasedStateMachine):
         for step in sorted(pair.model.open_steps):
             pair.apply("complete_step", step)
         pair.apply("release", [(seq.handle, 0) for seq in pair.model.sequences.values()])
+        if pair.model.shelves:
+            pair.apply("transfers", 4096)
+            pair.apply("complete_transfers", [(number, 1) for number in pair.model.handed_out])
         pair.apply("updates", 4096)
         assert not pair.mirror.any(), "a row that was given up still names pages"
         pair.apply("reset_reuse_state")
@@ -135,4 +139,37 @@ class LedgerMachine(RuleBasedStateMachine):
             assert cls["free"] == cls["total"] - 1
 
 
+class TieredMachine(LedgerMachine):
+    """The same with tiers below the device."""
+
+    make_config = staticmethod(configs.with_tiers)
+
+    @rule(data=DATA)
+    def serve(self, data: st.DataObject) -> None:
+        self.pair.apply(*tier_operations.serve(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
+    def transfer(self, data: st.DataObject) -> None:
+        pick = pick_from(data)
+        kind = (tier_operations.complete_transfers, tier_operations.transfers)[pick(0, 1)]
+        self.pair.apply(*kind(self.pair, pick))
+
+    @rule(data=DATA)
+    def offload(self, data: st.DataObject) -> None:
+        self.pair.apply(*tier_operations.offload(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
+    def ask_below(self, data: st.DataObject) -> None:
+        pick = pick_from(data)
+        kinds = (
+            tier_operations.loading,
+            tier_operations.match_tiers,
+            tier_operations.pending_transfers,
+            tier_operations.flush,
+            tier_operations.restore,
+        )
+        self.pair.apply(*kinds[pick(0, 4)](self.pair, pick))
+
+
 TestLedgerMachine = LedgerMachine.TestCase
+TestTieredMachine = TieredMachine.TestCase

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Sequence_
 from typing import TYPE_CHECKING
 
 from reference.lifetimes import most_live_blocks
+from reference.shelves import Found, claims
 from reference.state import (
     NOT_TRIED,
+    REFUSED_LOADING,
     REFUSED_NEVER,
     REFUSED_NOW,
     REFUSED_ROWS,
@@ -26,6 +29,7 @@ _REFUSALS = {
     REFUSED_NOW: "refused_now",
     REFUSED_NEVER: "refused_never",
     REFUSED_ROWS: "refused_rows",
+    REFUSED_LOADING: "refused_loading",
 }
 
 
@@ -57,14 +61,17 @@ class Admitting:
         """Match all items, and claim what they would use."""
         matches = [self._match_item(item) for item in items]
         for item, match in zip(items, matches, strict=True):
-            plan = self._plan(item, match)
-            self.claimed |= {id(block) for block in match.path}
+            found = self.find_loads(item, match)
+            plan = self._plan(item, match, found)
+            self.claimed_copies |= claims(found)
+            self.claimed |= {id(block) for block in (plan.shared if found else match.path)}
             self.claimed_side |= {(cls, id(block)) for cls, block in self._side_pages(plan)}
         return matches
 
     def _end_claims(self: ReferenceLedger) -> None:
         self.claimed.clear()
         self.claimed_side.clear()
+        self.claimed_copies.clear()
 
     def _num_evicted(self: ReferenceLedger) -> int:
         return self.counters["evicted_blocks"] + self.counters["evicted_side_pages"]
@@ -101,7 +108,7 @@ class Admitting:
         self._act(step, item, plan, handle)
         self.counters["admitted"] += 1
         self.counters["prompt_tokens"] += len(item.prompt)
-        self.counters["hit_tokens"] += plan.hit
+        self.counters["hit_tokens"] += self.on_device(plan)
         if self.config.has_draft and item.draft_from < 0 and plan.hit > 0:
             self.counters["target_only_hits"] += 1
         return handle, plan.hit
@@ -122,8 +129,18 @@ class Admitting:
         refusal = self._refuse(item)
         if refusal is not None:
             return refusal
-        plan = self._fitting_plan(item, match)
-        return REFUSED_NOW if plan is None else plan
+        return self.decide_pages(item, match)
+
+    def decide_pages(self: ReferenceLedger, item: Request, match: Match) -> Admission | int:
+        """Return what a request that has a row takes, or why it cannot have it now."""
+        found = self.find_loads(item, match)
+        if self.is_coming(found):
+            return REFUSED_LOADING
+        if found:
+            plan = self._plan(item, match, found)
+            return plan if self._fits(item.scope, plan) else REFUSED_NOW
+        fitting = self._fitting_plan(item, match)
+        return REFUSED_NOW if fitting is None else fitting
 
     def _fitting_plan(self: ReferenceLedger, item: Request, match: Match) -> Admission | None:
         """Return what the item would take, if that is there, with or without a copy."""
@@ -182,9 +199,13 @@ class Admitting:
 
     # What it would take
 
-    def _plan(self: ReferenceLedger, item: Request, match: Match) -> Admission:
+    def _plan(
+        self: ReferenceLedger, item: Request, match: Match, loads: Sequence_[Found] = ()
+    ) -> Admission:
         tpb, extra, hit = self.config.tokens_per_block, self.config.extra_tokens, match.usable
         shared = list(match.path[: hit // tpb])
+        if loads:
+            hit = (len(shared) + len(loads)) * tpb
         copied = [] if hit % tpb == 0 else [*self.full_classes, *self.windowed_classes]
         copied = [cls for cls in copied if cls != self.record_class]
         copied += self.state_classes if hit > 0 else []
@@ -207,6 +228,7 @@ class Admitting:
             whole=whole,
             needs=self._with_own(self.block_needs(need, self.publishes(item))),
             wholes=[self._whole(cls, item, need, whole) for cls in range(len(self.lifetimes))],
+            loads=list(loads),
         )
 
     def _is_kept(self: ReferenceLedger, cls: int, ordinal: int, history: int) -> bool:
@@ -285,17 +307,18 @@ class Admitting:
 
     def _act(self: ReferenceLedger, step: int, item: Request, plan: Admission, handle: int) -> None:
         """Start the sequence of this handle in its row."""
+        on_device = self.on_device(plan)
         seq = Sequence(
             handle=handle,
             scope=item.scope,
             draft_from=item.draft_from,
             max_total=item.max_total,
             tokens=list(item.prompt),
-            valid=[plan.hit, plan.hit if item.draft_from >= 0 else 0],
+            valid=[on_device, on_device if item.draft_from >= 0 else 0],
             node=plan.shared[-1] if plan.shared else None,
             private=[],
             prompt_blocks=len(plan.shared) + plan.whole,
-            outstanding=[(step, plan.width)],
+            outstanding=[] if plan.loads else [(step, plan.width)],
             pins=list(plan.pins),
         )
         self.sequences[handle & 0xFFFFFFFF] = seq
@@ -306,11 +329,19 @@ class Admitting:
         for cls, block in self._side_pages(plan):
             self._dequeue(cls, block)
             block.wanted.add(cls)
+        claimed = set(self.claimed_copies)
+        self.claimed_copies |= claims(plan.loads)
         self._make_room(item.scope, plan.needs)
+        self.claimed_copies = claimed
         seq.private = self._take(item.scope, plan.need, self.publishes(seq))
         for cls in [*self.state_classes, *self.cross_classes]:
             seq.own[cls] = [self._take_page(cls) for _ in range(plan.needs[cls])]
+        self.plan_load(seq, plan.loads)
         self._queue_copies(step, seq, plan)
+
+    def on_device(self: ReferenceLedger, plan: Admission) -> int:
+        """Return how much of the hit is there already."""
+        return plan.hit - len(plan.loads) * self.config.tokens_per_block
 
     def _count_use(self: ReferenceLedger, plan: Admission) -> None:
         used = [*plan.shared, *([] if plan.source is None else [plan.source])]

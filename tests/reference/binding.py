@@ -19,7 +19,12 @@ def _i32(values: list[int]) -> np.ndarray:
 
 
 def _arguments(config: Config) -> dict[str, Any]:
-    return {**asdict(config), "num_pages": list(config.num_pages)}
+    arguments = {**asdict(config), "num_pages": list(config.num_pages)}
+    for name in ("host_pages", "disk_pages"):
+        pages = arguments.pop(name)
+        if pages is not None:
+            arguments[name] = list(pages)
+    return arguments
 
 
 def _i64(values: list[int]) -> np.ndarray:
@@ -233,6 +238,41 @@ class CoreLedger:
         for name in ("evicted_side_pages", "snapshots"):
             stats.setdefault(name, 0)
         return stats
+
+    def transfers(self, capacity: int) -> list[tuple[Any, ...]]:
+        out, keys = np.full((capacity, 6), -7, np.int64), np.full((capacity, 32), 7, np.uint8)
+        count = self.core.transfers(out, keys)
+        rows = zip(out[:count].tolist(), keys[:count], strict=True)
+        return [(*row, key.tobytes()) for row, key in rows]
+
+    def pending_transfers(self) -> int:
+        return self.core.pending_transfers()
+
+    def complete_transfers(self, items: list[tuple[int, int]]) -> None:
+        ok = np.array([ok for _, ok in items], dtype=np.uint8)
+        self.core.complete_transfers(_i64([number for number, _ in items]), ok)
+
+    def loading(self, handles: list[int]) -> tuple[int, list[int]]:
+        out = np.full(len(handles), 7, np.uint8)
+        return self.core.loading(_i64(handles), out), out.tolist()
+
+    def match_tiers(
+        self, tokens: tuple[int, ...], scope: int, draft_from: int
+    ) -> tuple[int, int, int]:
+        return tuple(self.core.match_tiers(np.array(tokens, dtype=self.dtype), scope, draft_from))
+
+    def offload(self, blocks: int) -> int:
+        return self.core.offload(blocks)
+
+    def flush(self) -> int:
+        return self.core.flush()
+
+    def restore(self, tier: str, cls: int, keys: list[bytes], pages: list[int]) -> int:
+        digests = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), 32)
+        return self.core.restore(tier, cls, digests, _i32(pages))
+
+    def tier_stats(self) -> dict[str, Any]:
+        return self.core.tier_stats()
 
     def reset_reuse_state(self, detach_live: bool = False) -> None:
         self.core.reset_reuse_state(detach_live)

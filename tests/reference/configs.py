@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Sequence_
+from dataclasses import replace
 
 from reference.policies import POLICIES
 from reference.state import Config
@@ -50,6 +51,28 @@ CLASS_KINDS: dict[str, tuple[Callable[[Pick, int], LifetimeRule], ...]] = {
     "sinks, state": (_sinks, _state),
     "state": (_state,),
 }
+
+
+# Those of which a ledger may keep pages below the device.
+TIERED_KINDS = ("full", "two full")
+
+
+def with_tiers(pick: Pick, kinds: Sequence_[str] = TIERED_KINDS) -> Config:
+    """Choose a tiny ledger with a host, a disk or both; each may have no page at all."""
+    chosen = replace(config(pick, kinds), reuse=True)
+    if pick(0, 9) < 9:
+        # Something has to be cached before it can be evicted.
+        pages = tuple(max(pages, pick(8, 12)) for pages in chosen.num_pages)
+        chosen = replace(chosen, num_pages=pages, ttl_ms=0)
+    which = pick(0, 4)
+    host, disk = (
+        tuple((pick(1, 12), pick(0, 40))[pick(0, 1)] for _ in chosen.num_pages) for _ in range(2)
+    )
+    return replace(
+        chosen,
+        host_pages=host if which != 1 else None,
+        disk_pages=disk if which != 2 else None,
+    )
 
 
 def config(pick: Pick, kinds: Sequence_[str] = tuple(CLASS_KINDS)) -> Config:

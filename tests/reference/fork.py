@@ -21,6 +21,7 @@ class Forks:
             require(handle in by_handle, "stale handle")
             seq = by_handle[handle]
             require(not seq.is_suspended, "suspended")
+            require(seq.load is None, "loading")
             require(not seq.outstanding, "the parent runs a step")
             waiting = {destination for _, (_, _, destination, _) in self.queued_moves}
             sources = {page for _, page, _ in self._to_copy(seq)}

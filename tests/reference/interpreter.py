@@ -17,7 +17,7 @@ import pytest
 from reference.binding import CoreLedger
 from reference.ledger import ReferenceLedger
 from reference.mirror import Mirror
-from reference.state import Config, Misuse, SequencesOpen
+from reference.state import BufferTooSmall, Config, Misuse, SequencesOpen
 from tandemkv.errors import BufferTooSmallError, LedgerError, SequencesOpenError
 
 Operation = tuple[Any, ...]
@@ -32,6 +32,9 @@ READ_ONLY = {
     "reclaimable",
     "victims",
     "explain_match",
+    "match_tiers",
+    "pending_transfers",
+    "loading",
     "path_moves",
 }
 
@@ -46,8 +49,8 @@ def apply_ops(config: Config, operations: Iterable[Operation], **options: Any) -
 
 # Which operations log what.
 _LOGS = {
-    "stored": {"advance", "release", "suspend"},
-    "evicted": {"begin_step", "admit", "grow", "fork", "resume"},
+    "stored": {"advance", "release", "suspend", "complete_transfers"},
+    "evicted": {"begin_step", "admit", "grow", "fork", "resume", "offload"},
     "dropped": {"drop_scope"},
     "cleared": {"reset_reuse_state"},
 }
@@ -78,6 +81,8 @@ class Comparison:
         # Per class: the core's page of each page of the model.
         self.pages: list[dict[int, int]] = [{} for _ in config.num_pages]
         self.moves: list[tuple[int, int, int, int]] = []
+        # The core's device pages of transfers not handed out, by id and the model's page.
+        self.ends: dict[tuple[int, int], int] = {}
         self.outcomes: Counter[str] = Counter()
         self.reader = Mirror()
 
@@ -104,6 +109,8 @@ class Comparison:
             answer = getattr(self.core, name)(*args)
             if name == "moves":
                 expected = self._expected_moves(answer)
+            if name == "transfers":
+                expected = self._expected_transfers(expected)
             elif name == "path_moves":
                 expected = [
                     (cls, self.pages[cls][source], at, self.pages[cls][destination], to)
@@ -113,9 +120,29 @@ class Comparison:
         if error is not None or name in READ_ONLY or self._all_refused(name, expected):
             self._check_unchanged(before, name)
         self._count(name, args, error, expected)
+        self._translate_ends()
         self.check()
         if error is None:
             self._translate_moves()
+            self._translate_ends()
+        return expected
+
+    def _translate_ends(self) -> None:
+        """Write down which pages transfers read or fill, before those are given to others."""
+        for transfer in self.model.planned:
+            for cls, page in zip(transfer.shelf.classes, transfer.pages, strict=False):
+                if page in self.pages[cls]:
+                    self.ends.setdefault((transfer.number, page), self.pages[cls][page])
+
+    def _expected_transfers(self, rows: list[Any]) -> list[Any]:
+        """Return rows with the core's pages on the device."""
+        expected = []
+        for number, cls, source, source_page, tier, page, key in rows:
+            ends = [
+                self.ends.pop((number, end)) if at == 0 else end
+                for at, end in ((source, source_page), (tier, page))
+            ]
+            expected.append((number, cls, source, ends[0], tier, ends[1], key))
         return expected
 
     def _translate_moves(self) -> None:
@@ -138,7 +165,8 @@ class Comparison:
         return expected
 
     def _expect_error(self, name: str, args: Any, error: Misuse) -> None:
-        kind = SequencesOpenError if isinstance(error, SequencesOpen) else LedgerError
+        kinds = {SequencesOpen: SequencesOpenError, BufferTooSmall: BufferTooSmallError}
+        kind = kinds.get(type(error), LedgerError)
         with pytest.raises(kind) as caught:
             getattr(self.core, name)(*args)
         raised = caught.value
@@ -146,8 +174,12 @@ class Comparison:
         assert str(raised), "an error without a message"
         if isinstance(raised, SequencesOpenError):
             assert raised.details["open_sequences"] == error.args[0]
+        if isinstance(raised, BufferTooSmallError):
+            assert raised.details["required"] == error.args[0]
 
     def _all_refused(self, name: str, answer: Any) -> bool:
+        if name in {"offload", "flush", "restore", "transfers"}:
+            return not answer
         return name in {"admit", "fork", "grow", "resume"} and answer is not None and answer[0] == 0
 
     def _check_unchanged(self, before: bytes, name: str) -> None:
@@ -182,6 +214,23 @@ class Comparison:
             self.outcomes["resume refused"] += answer[1].count(0)
         if name == "moves" and answer:
             self.outcomes["moves queued"] += 1
+        if self.model.shelves and error is None:
+            self._count_below(name, answer)
+
+    def _count_below(self, name: str, answer: Any) -> None:
+        """Note what happened to tiers below the device."""
+        if name == "transfers":
+            self.outcomes.update(f"transfer {row[2]} to {row[4]}" for row in answer)
+        if name == "loading":
+            self.outcomes.update(f"loading {state}" for state in answer[1])
+        if name in {"admit", "resume"}:
+            sources = {transfer.pair[0] for transfer in self.model.planned if transfer.load}
+            self.outcomes["loads from two tiers"] += len(sources) == 2
+        if name == "resume":
+            loads = [seq.load for seq in self.model.sequences.values() if seq.load is not None]
+            self.outcomes["resume that loads"] += any(load.is_resumed for load in loads)
+        if name == "release":
+            self.outcomes["released while loading"] += bool(self.model.left_loads())
 
     def _apply_updates(self, before: bytes, capacity: int) -> None:
         rows = np.zeros_like(self.mirror)
@@ -224,16 +273,23 @@ class Comparison:
         for event in events:
             self.reader.apply(event)
             kind = event.get("reason", event["kind"])
+            if event["tier"] != "device":
+                self.outcomes[f"{kind} below"] += 1
+                continue
             assert self.applied[-1][0] in _LOGS[kind], f"{kind} by {self.applied[-1]}"
             self.outcomes[kind] += 1
             self.outcomes["media stored"] += bool(event.get("media"))
         expected = self.model.cached_keys()
         assert self.reader.blocks == expected, f"reader {self.reader.blocks}, tree {expected}"
+        assert self.reader.below == self.model.keys_below()
         full = sum(not block.is_partial for block in self.model.tree.blocks)
         self.outcomes["copies of a key"] += full > len(expected)
 
     def _check_stats(self) -> None:
         actual, expected = self.core.stats(), self.model.stats()
+        if self.model.shelves:
+            tiers, below = self.core.tier_stats(), self.model.tier_stats()
+            assert tiers == below, f"tier_stats: core {tiers}, reference {below}"
         differing = {
             key: (actual.get(key), expected.get(key))
             for key in actual.keys() | expected.keys()
@@ -280,5 +336,9 @@ class Comparison:
             assert owner.setdefault(page, name) == name, f"page {page} has two owners"
 
     def _check_ownership(self) -> None:
-        for total, owned in zip(self.config.num_pages, self.core.owned_pages(), strict=True):
+        owned_pages = self.core.owned_pages()
+        for cls, total in enumerate(self.config.num_pages):
+            # Nothing but the transfers that fill them names the pages of a load that was left.
+            filled = [block[cls] for load in self.model.left_loads() for block in load.blocks]
+            owned = owned_pages[cls] + [self.pages[cls][page] for page in filled]
             assert sorted(owned) == list(range(1, total)), "a page is lost or owned twice"

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from reference.shelves import Name, Token
 from reference.state import require
 from reference.tree import Block
 
@@ -44,13 +45,41 @@ def root_key(fingerprint: bytes, tokens_per_block: int, scope: Scope) -> bytes:
 
 def block_key(parent: bytes, tokens: Sequence[int], media: Media) -> bytes:
     """Return the key of a block after the one with key `parent`."""
+    record = b"\x01B" + _field(b"p", parent) + _text_fields(tokens, media)
+    return hashlib.sha256(record).digest()
+
+
+def _text_fields(tokens: Sequence[int], media: Media) -> bytes:
     shown = [MEDIA_TOKEN if token < 0 else token for token in tokens]
-    record = b"\x01B" + _field(b"p", parent) + _field(b"t", struct.pack(f"<{len(shown)}I", *shown))
+    record = _field(b"t", struct.pack(f"<{len(shown)}I", *shown))
     for position, token in enumerate(tokens):
         if token < 0:
             digest, length = media[token]
             record += _field(b"m", struct.pack("<II", position, length) + digest)
-    return hashlib.sha256(record).digest()
+    return record
+
+
+def chained_key(fingerprint: bytes, tokens_per_block: int, name: Name) -> bytes:
+    """Return the key of a block that is known by name."""
+    key = root_key(fingerprint, tokens_per_block, name.scope)
+    for start in range(0, len(name.tokens), tokens_per_block):
+        key = block_key(key, *_with_media(name.tokens[start : start + tokens_per_block]))
+    return key
+
+
+def named_key(fingerprint: bytes, tokens_per_block: int, name: Name, has_lookahead: bool) -> bytes:
+    """Return the key by which a block is found below the device; see docs/tiers.md."""
+    key = chained_key(fingerprint, tokens_per_block, name)
+    if not has_lookahead:
+        return key
+    record = b"\x01T" + _field(b"k", key) + _field(b"d", bytes([name.draft_valid]))
+    return hashlib.sha256(record + _text_fields(*_with_media(name.following))).digest()
+
+
+def _with_media(tokens: Sequence[Token]) -> tuple[list[int], Media]:
+    """Put references in place of items of media that are written out."""
+    items = {-1 - at: token for at, token in enumerate(tokens) if not isinstance(token, int)}
+    return [t if isinstance(t, int) else -1 - at for at, t in enumerate(tokens)], items
 
 
 class Keys:

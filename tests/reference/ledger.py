@@ -15,6 +15,7 @@ from reference.identity import PLAIN_SCOPE, Identity, Numbers
 from reference.keys import Keys
 from reference.leases import Lease, Leasing
 from reference.lifetimes import CROSS, FULL, STATE, Lifetime
+from reference.loading import Loading
 from reference.policies import POLICIES
 from reference.pools import Pools
 from reference.probes import Probes
@@ -25,6 +26,7 @@ from reference.retention import Retaining
 from reference.running import Running
 from reference.state import Config, Copy, Sequence, require
 from reference.suspend import Suspending
+from reference.tiers import Tiers
 from reference.tree import Block, Tree
 
 
@@ -40,10 +42,12 @@ class ReferenceLedger(
     Reading,
     Retaining,
     Leasing,
+    Tiers,
+    Loading,
     Quotas,
     Probes,
 ):
-    """See ledger.md, groups.md and identity.md in docs: each method is one of their sections."""
+    """The calls of ledger.md, groups.md, identity.md and tiers.md in docs."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -71,6 +75,9 @@ class ReferenceLedger(
         self.claimed: set[int] = set()  # the `id()` of blocks, during `admit`
         self.claimed_side: set[tuple[int, int]] = set()  # (class, `id()`) of side pages
         self.counters: Counter[str] = Counter()
+        self.tier_counters: Counter[object] = Counter()
+        self.seen_keys: list[bytes] = []  # those handed out, for drivers to restore
+        self.build_tiers()
         self.scopes = Numbers(config.num_pages, PLAIN_SCOPE)
         self.media = Numbers(config.num_pages)
 

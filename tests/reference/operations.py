@@ -13,6 +13,7 @@ import numpy as np
 
 from reference.configs import Pick
 from reference.interpreter import Comparison, Operation
+from reference.shelves import Name
 from reference.state import Request, Sequence, cdiv
 
 ALPHABET = 2
@@ -29,11 +30,11 @@ def _oldest_steps(pair: Comparison) -> dict[int, list[Sequence]]:
 
 
 def _running(pair: Comparison, pick: Pick) -> list[Sequence]:
-    """Return the sequences that are not suspended; now and then all."""
+    """Return the sequences that are neither suspended nor loading; now and then all."""
     sequences = list(pair.model.sequences.values())
     if pick(0, 39) == 39:
         return sequences
-    return [seq for seq in sequences if not seq.is_suspended]
+    return [seq for seq in sequences if not seq.is_suspended and seq.load is None]
 
 
 def _some(pick: Pick, items: list[Sequence]) -> list[Sequence]:
@@ -75,8 +76,11 @@ def prompt(pair: Comparison, pick: Pick, longest: int) -> tuple[int, ...]:
     texts += [tuple(t for b in x.path() for t in b.tokens) + x.following for x in _leaves(pair)]
     length = pick(1, longest if pick(0, 2) == 2 else cdiv(longest, 2))
     start: tuple[int, ...] = ()
-    ends = _snapshot_ends(pair)
-    if ends and pick(0, 1) == 1:
+    ends, below = _snapshot_ends(pair), _texts_below(pair)
+    if below and pick(0, 2) > 0:
+        start = below[pick(0, len(below) - 1)]
+        length = min(len(start) + pick(0, 2), longest)
+    elif ends and pick(0, 1) == 1:
         start = ends[pick(0, len(ends) - 1)]
         length = min(len(start) + pick(1, 2), longest)
     elif texts and pick(0, 5) > 0:
@@ -93,6 +97,17 @@ def _snapshot_ends(pair: Comparison) -> list[tuple[int, ...]]:
         + block.tokens[:covered]
         for block in pair.model.tree.blocks
         for covered in block.snapshots.values()
+    ]
+
+
+def _texts_below(pair: Comparison) -> list[tuple[int, ...]]:
+    """Return the texts of what lies below the device, as far as they can be written now."""
+    numbers = {item: -1 - number for number, item in pair.model.media.values.items()}
+    names = [entry.name for shelf in pair.model.shelves for entry in shelf.entries.values()]
+    return [
+        tuple(t if isinstance(t, int) else numbers.get(t, 0) for t in name.tokens + name.following)
+        for name in names
+        if isinstance(name, Name)
     ]
 
 
@@ -318,7 +333,8 @@ def advance(pair: Comparison, pick: Pick) -> Operation:
     by_step = _oldest_steps(pair)
     if not by_step:
         if pick(0, 19) < 19:
-            some_run = any(not seq.is_suspended for seq in pair.model.sequences.values())
+            sequences = pair.model.sequences.values()
+            some_run = any(not seq.is_suspended and seq.load is None for seq in sequences)
             return grow(pair, pick) if some_run else admit(pair, pick)
         sequences = list(pair.model.sequences.values())
         return ("advance", _step(pair, pick), [(seq.handle, (), 0) for seq in sequences], None)

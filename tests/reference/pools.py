@@ -150,10 +150,7 @@ class Pools:
     def _make_room(self: ReferenceLedger, scope: int, needs: list[int]) -> None:
         """Evict until the pages of each class are free; the caller has checked that it fits."""
         while any(self.free[cls] < needs[cls] for cls in self.full_classes):
-            victim = self._victim(scope)
-            self.policy.evicted(victim)
-            self._remove_leaf(victim)
-            self.counters["evicted_blocks"] += 1
+            self.evict_one(scope)
         for cls in self.side_classes:
             while self.free[cls] < needs[cls]:
                 ready = self.evictable_side(cls)
@@ -161,6 +158,14 @@ class Pools:
                 self._forget_side(cls, (unclaimed or ready)[0])
                 self.free[cls] += 1
                 self.counters["evicted_side_pages"] += 1
+
+    def evict_one(self: ReferenceLedger, scope: int) -> None:
+        """Evict the block that goes first; the caller knows that there is one."""
+        victim = self._victim(scope)
+        self.offer(victim)
+        self.policy.evicted(victim)
+        self._remove_leaf(victim)
+        self.counters["evicted_blocks"] += 1
 
     def _victim(self: ReferenceLedger, scope: int) -> Block:
         """Return the leaf block that an allocation for a scope evicts next."""

@@ -132,9 +132,10 @@ class Probes:
             self.counters["missed_private_tokens"] += length
             return
         usable = self.match(item.prompt, item.scope, item.draft_from)
-        self.counters["missed_text_tokens"] += length - usable
-        self.counters["missed_last_tokens"] += usable - match.usable
-        self.counters["missed_copy_tokens"] += match.usable - plan.hit
+        self.counters["missed_text_tokens"] += length - max(usable, plan.hit)
+        if not plan.loads:
+            self.counters["missed_last_tokens"] += usable - match.usable
+            self.counters["missed_copy_tokens"] += match.usable - plan.hit
 
     def explain_match(
         self: ReferenceLedger, tokens: tuple[int, ...], scope: int, draft_from: int

@@ -34,7 +34,7 @@ class Publishing:
         for cls in self.state_classes:
             if cls in seq.own:
                 self._leave_state(seq, cls, cover or end, tail, publish)
-        for pages in seq.private:
+        for pages in self.leave_load(seq):
             self._leave(seq, pages)
         for cls in self.cross_classes:
             for _ in seq.own.get(cls, []):

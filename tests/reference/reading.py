@@ -50,8 +50,8 @@ class Reading:
         return shared + [pages[cls] for pages in seq.private]
 
     def private_pages(self: ReferenceLedger, cls: int) -> list[int]:
-        """Return the pages of a class that open sequences own."""
-        pages: list[int] = []
+        """Return the pages of a class that open sequences own, and those that loads still fill."""
+        pages = [block[cls] for load in self.left_loads() for block in load.blocks]
         for seq in self.sequences.values():
             pages += seq.own.get(cls, [block[cls] for block in seq.private])
         return [page for page in pages if page]
@@ -129,6 +129,7 @@ class Reading:
         for seq in live:
             seq.private, seq.node, seq.pins = owned[seq.handle], None, []
             seq.scope, seq.entered, seq.hints = -1, 0, []
+        self.drop_entries()
         self.policy = POLICIES[self.config.policy](self.most_blocks())
 
     def _unpublished_pages(self: ReferenceLedger, seq: Sequence) -> list[list[int]]:

@@ -20,7 +20,7 @@ class Running:
         """Items are (handle, width). Returns the number grown and `ok`."""
         config = self.config
         require(step in self.open_steps, "step is not open")
-        sequences = self._look_up([handle for handle, _ in items])
+        sequences = self._look_up_ready([handle for handle, _ in items])
         most = config.max_seq_len + config.extra_tokens + config.reserve_tokens + 1
         for seq, (_, width) in zip(sequences, items, strict=True):
             require(width >= 1, "width")
@@ -79,7 +79,7 @@ class Running:
     ) -> None:
         """Items are (handle, tokens, count): the first `count` of the tokens are appended."""
         require(1 <= step <= self.newest, "step was never begun")
-        sequences = self._look_up([handle for handle, _, _ in items])
+        sequences = self._look_up_ready([handle for handle, _, _ in items])
         rows: list[list[int] | None] = [None] * len(items) if valid is None else [*valid]
         for seq, (_, tokens, count), ends in zip(sequences, items, rows, strict=True):
             self._check_advance(step, seq, tokens, count, ends)

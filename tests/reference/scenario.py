@@ -103,6 +103,55 @@ class Scenario:
         """Run a prompt and releases it, its tail published."""
         self.release(self.prefill(prompt, **options))
 
+    # Tiers below the device
+
+    def take(self, capacity: int = 1024) -> list[tuple[int, ...]]:
+        """Return the rows of the transfers planned, without their keys."""
+        return [tuple(row[:6]) for row in self.ledger.transfers(capacity)]
+
+    def finish(self, rows: list[tuple[int, ...]], ok: int = 1) -> None:
+        """Report transfers, each once whatever its rows."""
+        numbers = dict.fromkeys(row[0] for row in rows)
+        self.ledger.complete_transfers([(number, ok) for number in numbers])
+
+    def copy(self) -> list[tuple[int, ...]]:
+        """Run all that is planned; return its rows."""
+        rows = self.take()
+        self.finish(rows)
+        return rows
+
+    def demote(self, *prompts: tuple[int, ...]) -> None:
+        """Compute prompts one after the other, each driven off the device before the next."""
+        for prompt in prompts:
+            self.serve((*prompt, 9999))
+            self.ledger.offload(64)
+            self.copy()
+
+    def below(self, prompt: tuple[int, ...], **options: Any) -> tuple[int, int, int]:
+        """Return the tokens of a prompt, and one after it, on the device, the host and disk."""
+        draft_from = options.get("draft_from", self.draft_from)
+        return self.ledger.match_tiers((*prompt, 9999), options.get("scope", 0), draft_from)
+
+    def prefill_from_below(self, prompt: tuple[int, ...], *sampled: int, **options: Any) -> int:
+        """Admit a prompt of which a part is loaded, and run the rest; return its sequence."""
+        step = self.begin()
+        handle = self.admit(step, prompt, **options)
+        assert self.is_loading(handle)
+        self.copy()
+        self.complete(step)
+        self.decode(handle, *sampled, width=len(prompt) - self.sequence(handle)["history"])
+        return handle
+
+    def is_loading(self, handle: int) -> bool:
+        return self.ledger.loading([handle])[1] == [1]
+
+    def tiers(self, counter: str) -> int:
+        return self.ledger.tier_stats()["counters"][counter]
+
+    def shelf(self, tier: str, at: int = 0) -> dict[str, Any]:
+        shelves = self.ledger.tier_stats()["shelves"]
+        return [shelf for shelf in shelves if shelf["tier"] == tier][at]
+
     def match(self, prompt: tuple[int, ...], scope: int = 0, draft_from: int | None = None) -> int:
         return self.ledger.match(
             prompt, scope, self.draft_from if draft_from is None else draft_from

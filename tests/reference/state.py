@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from reference.tree import Block
 
 TARGET, DRAFT = 0, 1
-REFUSED_NOW, REFUSED_NEVER, REFUSED_ROWS, NOT_TRIED = -1, -2, -3, -4
+REFUSED_NOW, REFUSED_NEVER, REFUSED_ROWS, NOT_TRIED, REFUSED_LOADING = -1, -2, -3, -4, -5
 MAX_TOKEN = 2**31
 COUNTERS = (
     *("admitted", "refused_now", "refused_never", "refused_rows", "prompt_tokens", "hit_tokens"),
@@ -16,15 +16,18 @@ COUNTERS = (
     *("grown_blocks", "refused_grows", "accepted_tokens", "rewound_tokens", "released"),
     *("evicted_side_pages", "snapshots"),
     *("refused_leases", "expired_blocks"),
-    *("loaded_blocks", "missed_load_tokens", "refused_loading"),
     *(f"missed_{reason}_tokens" for reason in ("private", "text", "last", "copy")),
     *("forked", "refused_forks", "suspended", "resumed", "refused_resumes", "resumed_tokens"),
-    *("resumed_hit_tokens",),
+    *("resumed_hit_tokens", "loaded_blocks", "missed_load_tokens", "refused_loading"),
 )
 
 
 class Misuse(Exception):  # noqa: N818 - named after what it reports
     """A call that the contract calls an error; nothing was changed."""
+
+
+class BufferTooSmall(Misuse):
+    """An answer does not fit; the argument is the number of rows needed."""
 
 
 class SequencesOpen(Misuse):
@@ -66,6 +69,28 @@ class Config:
     policy: str = "lru"
     events: int = 0
     fingerprint: bytes = b""
+    host_pages: tuple[int, ...] | None = None
+    disk_pages: tuple[int, ...] | None = None
+
+
+@dataclass(eq=False)
+class Load:
+    """The blocks of a sequence that transfers fill.
+
+    Attributes:
+        first: the ordinal of the first one.
+        blocks: the pages of each, per class.
+        failed: the ordinals of those that did not come.
+        is_resumed: whether its tokens count as those of a resumed sequence.
+        is_left: whether nobody waits for it any more.
+
+    """
+
+    first: int
+    blocks: list[list[int]]
+    is_resumed: bool = False
+    failed: list[int] = field(default_factory=list)
+    is_left: bool = False
 
 
 @dataclass(eq=False)
@@ -78,6 +103,7 @@ class Sequence:
         own: the pages of its state and cross-attention classes, by class.
         entered: the full blocks that it put into the tree.
         hints: how its blocks are to be kept, later ones before earlier ones.
+        load: what comes from below the device, until all of it is there.
 
     """
 
@@ -96,6 +122,7 @@ class Sequence:
     entered: int = 0
     hints: list[Any] = field(default_factory=list)
     is_suspended: bool = False
+    load: Load | None = None
 
     @property
     def promise(self) -> int:
@@ -157,6 +184,7 @@ class Admission:
         need: new blocks now.
         needs: new pages now, per class.
         wholes: new pages for the whole prompt, per class.
+        loads: what fills its first new blocks from below the device.
 
     """
 
@@ -170,6 +198,7 @@ class Admission:
     whole: int
     needs: list[int]
     wholes: list[int]
+    loads: list[Any]
 
 
 def cdiv(a: int, b: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference.state import Request, Sequence, require
+from reference.state import REFUSED_LOADING, Admission, Request, Sequence, require
 
 if TYPE_CHECKING:
     from reference.ledger import ReferenceLedger
@@ -15,7 +15,7 @@ class Suspending:
 
     def suspend(self: ReferenceLedger, items: list[tuple[int, int]]) -> None:
         """Items are (handle, publish)."""
-        sequences = self._look_up([handle for handle, _ in items])
+        sequences = self._look_up_ready([handle for handle, _ in items])
         require(not any(seq.outstanding for seq in sequences), "a step is running")
         for seq, (_, publish) in zip(sequences, items, strict=True):
             row = seq.handle & 0xFFFFFFFF
@@ -53,16 +53,20 @@ class Suspending:
         ok, hits = [], []
         for seq, request, claimed in zip(sequences, requests, matches, strict=True):
             match = claimed if self._num_evicted() == evicted else self._match_item(request)
-            plan = self._fitting_plan(request, match)
-            ok.append(int(plan is not None))
-            hits.append(plan.hit if plan is not None else 0)
-            if plan is None:
-                self.counters["refused_resumes"] += 1
+            plan = self.decide_pages(request, match)
+            ok.append(int(isinstance(plan, Admission)))
+            hits.append(plan.hit if isinstance(plan, Admission) else 0)
+            if not isinstance(plan, Admission):
+                is_loading = plan == REFUSED_LOADING
+                self.counters["refused_loading" if is_loading else "refused_resumes"] += 1
                 continue
             self._act(step, request, plan, seq.handle)
-            self.sequences[seq.handle & 0xFFFFFFFF].hints = seq.hints
+            resumed = self.sequences[seq.handle & 0xFFFFFFFF]
+            resumed.hints = seq.hints
+            if resumed.load is not None:
+                resumed.load.is_resumed = True
             self.counters["resumed"] += 1
             self.counters["resumed_tokens"] += len(seq.tokens)
-            self.counters["resumed_hit_tokens"] += plan.hit
+            self.counters["resumed_hit_tokens"] += self.on_device(plan)
         self._end_claims()
         return sum(ok), ok, hits

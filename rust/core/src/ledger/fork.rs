@@ -56,6 +56,9 @@ impl Ledger {
     fn check_fork(&self, item: usize, handle: i64) -> Result<(), LedgerError> {
         let row = self.open_row(item, handle)?;
         self.check_settled(item, handle, row)?;
+        if self.sequences[row.at()].loading > 0 {
+            return Err(LedgerError::Loading { item, handle });
+        }
         let Parts {
             shared, written, ..
         } = self.parts(row);

@@ -63,6 +63,14 @@ impl Ledger {
     ///
     /// For a token outside `[0, 2^31)`; the state has not changed then.
     pub(super) fn prepare(&mut self, items: &[Item<'_>]) -> Result<Vec<Prepared>, LedgerError> {
+        // Keys below the device are made of tokens that are known.
+        if self.tiers.is_some() {
+            for (at, item) in items.iter().enumerate() {
+                if self.publishes(item.scope) {
+                    self.check_prompt(at, item.prompt)?;
+                }
+            }
+        }
         let mut left = self.blocks.free_count();
         items
             .iter()

@@ -246,7 +246,8 @@ impl Ledger {
         };
         let (found, below) = self.match_item(&item);
         let size = self.config.tokens_per_block;
-        out.device = found.usable.min(len - 1) - found.cold * size;
+        let usable = found.usable.min(len - 1);
+        out.device = usable - usable % self.hit_unit() - found.cold * size;
         let tiers = self.tiers.as_ref();
         for page in below.iter().filter(|page| page.entry.shelf == BLOCKS_SHELF) {
             let shelf = &tiers.expect("lower tiers have the pages").shelves[BLOCKS_SHELF];

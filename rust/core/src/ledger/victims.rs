@@ -304,7 +304,10 @@ impl Ledger {
     fn check_handles(&mut self, handle: &[i64]) -> Result<(), LedgerError> {
         self.calls += 1;
         for (item, &handle) in handle.iter().enumerate() {
-            self.check_handle(item, handle)?;
+            let row = self.check_any_handle(item, handle)?;
+            if self.sequences[row.at()].suspended {
+                return Err(LedgerError::Suspended { item, handle });
+            }
         }
         Ok(())
     }
