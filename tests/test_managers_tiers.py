@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import managers_setup
@@ -265,7 +266,7 @@ def test_ranks_see_the_completions_they_agreed_on() -> None:
     assert managers.prepare_resources(batch).all()
 
 
-def test_tiers_need_what_they_need() -> None:
+def test_tiers_need_what_they_need(tmp_path: Path) -> None:
     plan = tiered_plan()
     assert build_managers(plan, materialize=False).tiers is None
     assert build_managers(plan, tiers=False).tiers is None
@@ -275,7 +276,50 @@ def test_tiers_need_what_they_need() -> None:
         build_managers(tiered_plan(enable_block_reuse=False))
     with pytest.raises(tkv.ConfigError, match="neither host nor disk"):
         build_managers(managers_setup.small_plan(), tiers=True)
-    with pytest.raises(tkv.ConfigError, match="pages on disk: give a store"):
+    with pytest.raises(tkv.ConfigError, match="pages on disk: name a folder"):
         build_managers(tiered_plan(disk_cache_size=16384))
     with pytest.raises(tkv.ConfigError, match=r"has 42 pages on disk, and no room for one with"):
         build_managers(tiered_plan(disk_cache_size=8191))
+    with pytest.raises(tkv.ConfigError, match="have no disk tier of their own"):
+        build_managers(plan, disk=tmp_path)
+    with pytest.raises(tkv.ConfigError, match="one that names the weights"):
+        build_managers(tiered_plan(disk_cache_size=16384), disk=tmp_path, persistent=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def on_disk(path: Path, fingerprint: bytes = b"weights") -> Managers:
+    plan = tiered_plan(host_pages=64, disk_cache_size=64 * 4096)
+    return build_managers(
+        plan, num_dummy_requests=0, disk=path, persistent=True, fingerprint=fingerprint
+    )
+
+
+def test_a_restart_finds_what_was_cached(tmp_path: Path) -> None:
+    first = on_disk(tmp_path)
+    assert first.tiers is not None
+    for start in range(100, 900, 100):
+        serve(first, "x", prompt(start))
+        first.tiers.drain()
+    first.ledger.offload(100)
+    first.tiers.flush()
+    first.tiers.close()
+    second = on_disk(tmp_path)
+    assert second.tiers is not None
+    restored = second.stats().tiers["counters"]["restored"]
+    assert restored == 40
+    hits = []
+    for start in range(100, 900, 100):
+        batch = ask("x", prompt(start))
+        while not second.prepare_resources(batch).all():
+            assert second.refusals["x"].reason == "loading"
+            second.skip_step()
+            second.tiers.collect(wait=True)
+        hits.append(int(second.hit_lengths(["x"])[0]))
+        check(second, "x", prompt(start), hits[-1])
+        second.update_resources(batch, [[7]])
+        second.free_resources("x")
+    assert hits == [20] * 8
+    assert second.stats().tiers["counters"]["disk_to_device"] == restored
+    second.tiers.close()
+    with pytest.raises(tkv.TierError, match="fingerprint"):
+        on_disk(tmp_path, b"other weights")

@@ -17,6 +17,7 @@ from tandemkv.errors import (
     SequencesOpenError,
     StepError,
     TandemkvError,
+    TierError,
     UnsupportedModelError,
 )
 from tandemkv.geometry import Layer, ModelGeometry, SideBuffer, StateBuffer
@@ -61,6 +62,7 @@ __all__ = [
     "StateBuffer",
     "StepError",
     "TandemkvError",
+    "TierError",
     "TokenCost",
     "UnsupportedModelError",
     "__version__",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tandemkv._core import Ledger
 from tandemkv.config import check_count
-from tandemkv.errors import ConfigError
+from tandemkv.errors import ConfigError, TierError
 from tandemkv.managers.classes import CacheClass, cache_classes, class_of
 from tandemkv.managers.layout import Arrangement, KvLayout, page_layout
 from tandemkv.managers.limits import Limits
@@ -15,7 +17,15 @@ from tandemkv.managers.transfers import Transfers
 from tandemkv.managers.views import RoleView
 from tandemkv.planning import Plan
 from tandemkv.planning.roles import RolePlan
-from tandemkv.tiers import Executor, PageStore, TierPages, build_executor, tier_pages
+from tandemkv.tiers import (
+    DiskStore,
+    Executor,
+    TierPages,
+    build_executor,
+    open_disk_store,
+    restore_entries,
+    tier_pages,
+)
 
 
 def build_managers(
@@ -35,7 +45,8 @@ def build_managers(
     fingerprint: bytes = b"",
     tiers: bool | None = None,
     executor: Executor | None = None,
-    disk: PageStore | None = None,
+    disk: str | Path | DiskStore | None = None,
+    persistent: bool = False,
     local_ranks: int = 1,
 ) -> Managers:
     """Build the ledger, the pools and the views of one rank.
@@ -69,8 +80,11 @@ def build_managers(
             moves their pages: the pools built here, or `executor`.
         executor: what moves pages between tiers, for engines that own the memory; None: one for
             the pools built here.
-        disk: the store of the disk tier, which the executor then owns; needed where the plan has
-            one and no `executor` is given.
+        disk: the folder of the disk tier, in which each rank has one of its own, or what
+            `open_disk_store` opened, which belongs to the managers then; needed where the plan has
+            a disk tier and no `executor` is given.
+        persistent: of a folder, whether what lies there is found again by the next managers that
+            are built for it, the same plan and fingerprint; else it is gone when the process ends.
         local_ranks: ranks on this host, each of which takes the host memory of the plan.
 
     Raises:
@@ -80,7 +94,8 @@ def build_managers(
         PoolError: an unknown device, backend or layout, or a pool that differs from the plan or is
             too large for 32-bit page indices.
         DeviceUnavailableError: pools on a CUDA device that is not there.
-        TierError: the host memory of the plan cannot be had.
+        TierError: the host memory of the plan or its place on disk cannot be had, or what lies
+            there is another engine's.
     """
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < len(plan.ranks):
         raise ConfigError(
@@ -97,8 +112,9 @@ def build_managers(
             field="fingerprint",
             value=fingerprint,
         )
-    limits = _limits(plan, classes, disaggregated, num_dummy_requests, watermark_blocks)
     lower = _tiers(plan, classes, tiers, movable=materialize or executor is not None)
+    _check_disk(lower, executor, disk, persistent=persistent, fingerprint=fingerprint)
+    limits = _limits(plan, classes, disaggregated, num_dummy_requests, watermark_blocks)
     ledger = _ledger(
         plan,
         limits,
@@ -135,9 +151,27 @@ def build_managers(
     draft = None if share.draft is None else view(share.draft)
     transfers = None
     if lower is not None:
+        store = _open_disk(
+            plan,
+            lower,
+            disk,
+            rank=rank,
+            kv_layout=kv_layout,
+            fingerprint=fingerprint,
+            persistent=persistent,
+        )
         if executor is None:
+            if store is not None:
+                together = [at for at, item in enumerate(classes) if item.keeps_all_tokens]
+                restore_entries(ledger, together, store.entries())
             views = (target,) if draft is None else (target, draft)
-            executor = _executor(views, lower, disk, local_ranks)
+            executor = build_executor(
+                [pool for role in views for pool in role.pools],
+                len(classes),
+                host_pages=lower.host if any(lower.host) else None,
+                disk=store,
+                local_ranks=local_ranks,
+            )
         transfers = Transfers(ledger, executor)
     return Managers(ledger, limits, target=target, draft=draft, transfers=transfers)
 
@@ -173,29 +207,71 @@ def _tiers(
     return pages
 
 
-def _executor(
-    views: tuple[RoleView, ...], pages: TierPages, disk: PageStore | None, local_ranks: int
-) -> Executor:
-    """Return what moves the pages of the pools of a rank.
+def _check_disk(
+    lower: TierPages | None,
+    executor: Executor | None,
+    disk: str | Path | DiskStore | None,
+    *,
+    persistent: bool,
+    fingerprint: bytes,
+) -> None:
+    """Refuse a disk tier without a place, and a place without a disk tier.
 
     Raises:
-        ConfigError: the plan has a disk tier and there is no store for it.
-        TierError: the host memory cannot be had.
+        ConfigError: names what is missing or too much.
     """
-    if any(pages.disk) and disk is None:
-        raise ConfigError(
-            f"disk is None; the plan has {max(pages.disk)} pages on disk: give a store, or build "
-            "with tiers=False",
-            field="disk",
+    needed = lower is not None and any(lower.disk) and executor is None
+    problem, field, value = "", "disk", disk
+    if not needed and (disk is not None or persistent):
+        problem = f"disk is {disk!r}; these managers have no disk tier of their own"
+    elif needed and disk is None:
+        assert lower is not None
+        problem = (
+            f"disk is None; the plan has {max(lower.disk)} pages on disk: name a folder, or build "
+            "with tiers=False"
         )
-    pools = [pool for view in views for pool in view.pools]
-    return build_executor(
-        pools,
-        len(pages.host),
-        host_pages=pages.host if any(pages.host) else None,
-        disk=disk,
-        local_ranks=local_ranks,
-    )
+    elif isinstance(disk, DiskStore) and persistent:
+        problem, field = "persistent is True; a store that is open has been told already", field
+    elif persistent and not fingerprint:
+        problem, field, value = (
+            "fingerprint is empty; pages that outlive the process need one that names the "
+            "weights, or another model would find them",
+            "fingerprint",
+            None,
+        )
+    if problem:
+        raise ConfigError(problem, field=field, value=value)
+
+
+def _open_disk(
+    plan: Plan,
+    lower: TierPages | None,
+    disk: str | Path | DiskStore | None,
+    *,
+    rank: int,
+    kv_layout: KvLayout,
+    fingerprint: bytes,
+    persistent: bool,
+) -> DiskStore | None:
+    """Open the store of a rank.
+
+    Raises:
+        TierError: it is another engine's, in use, damaged, or cannot be made.
+    """
+    if lower is None or disk is None or isinstance(disk, DiskStore):
+        return None if isinstance(disk, str | Path) else disk
+    folder = Path(disk) / f"rank{rank}"
+    try:
+        return open_disk_store(
+            plan,
+            folder,
+            rank=rank,
+            kv_layout=kv_layout,
+            fingerprint=fingerprint,
+            persistent=persistent,
+        )
+    except OSError as error:
+        raise TierError(f"disk tier in {folder}: {error}", tier="disk") from error
 
 
 def _ledger(

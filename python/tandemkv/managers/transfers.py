@@ -121,6 +121,7 @@ class Transfers:
 
     def flush(self) -> int:
         """Copy everything to disk that lies on the host only, and wait; return how many pages."""
+        self.drain()
         planned = self._ledger.flush()
         self.drain()
         return planned

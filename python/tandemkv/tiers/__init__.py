@@ -3,8 +3,7 @@
     pages = tier_pages(plan)                     # what the ledger is built with
     store = open_disk_store(plan, path)          # or None
     executor = build_executor(pools, num_classes, host_pages=pages.host, disk=store)
-    for class_index, keys, numbers in store.entries():  # oldest first, for `Ledger.restore`
-        ...
+    restore_entries(ledger, full_classes, store.entries())
     executor.submit(TransferPlan(rows, keys), stream)   # what `Ledger.transfers` handed out
     ids, ok = executor.poll()                    # for `Ledger.complete_transfers`
     executor.close()
@@ -34,6 +33,7 @@ from tandemkv.tiers.host import HostTier
 from tandemkv.tiers.limits import HostLimits, check_host_memory, host_limits
 from tandemkv.tiers.pages import DeviceGroup, device_group
 from tandemkv.tiers.protocols import Executor, PageStore, TransferObserver
+from tandemkv.tiers.restoring import restore_entries
 from tandemkv.tiers.transfers import DEVICE, DISK, HOST, TransferPlan
 
 __all__ = [
@@ -59,5 +59,6 @@ __all__ = [
     "host_limits",
     "open_disk_store",
     "remove_store",
+    "restore_entries",
     "tier_pages",
 ]
