@@ -231,7 +231,7 @@ def _check_disk(
             "with tiers=False"
         )
     elif isinstance(disk, DiskStore) and persistent:
-        problem, field = "persistent is True; a store that is open has been told already", field
+        problem = "persistent is True; a store that is open has been told already"
     elif persistent and not fingerprint:
         problem, field, value = (
             "fingerprint is empty; pages that outlive the process need one that names the "
