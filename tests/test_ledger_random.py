@@ -42,6 +42,7 @@ EXPECTED_OUTCOMES = {
     *(f"missed {reason}" for reason in ("tokens", "end_of_cached_text", "partial")),
     "missed first_token_must_run",
     *("path_moves", "path_moves error", "path moved"),
+    *("resize", "resize error", "pages moved"),
     *("set_quota", "set_quota error", "ceiling", "guarded"),
 }
 EXPECTED_COUNTERS = {

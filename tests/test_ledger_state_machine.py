@@ -110,6 +110,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pair.apply(*operations.reset_reuse_state(self.pair, pick_from(data)))
 
     @rule(data=DATA)
+    def resize(self, data: st.DataObject) -> None:
+        self.pair.apply(*operations.resize(self.pair, pick_from(data)))
+
+    @rule(data=DATA)
     def run_one_step(self, data: st.DataObject) -> None:
         """Follow the usual order of an engine: begin, admit, complete, advance."""
         pick, pair = pick_from(data), self.pair

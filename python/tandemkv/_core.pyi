@@ -308,6 +308,18 @@ class Ledger:
             LedgerError: a scope that is not held, a ceiling below the floor, or a floor beyond what
                 other floors and open sequences leave; see "Quotas" in docs/eviction.md.
         """
+    def resize(self, num_pages: Sequence[int]) -> NDArray[np.int32]:
+        """Give the pools other sizes, one per class, while no step is open; all or nothing.
+
+        Evicts what is missing and moves owned pages that lie beyond a new end. Return int32
+        `[k, 4]`, the copies of whole pages that must run before anything else touches the pools:
+        class, source page, destination page, tokens.
+
+        Raises:
+            LedgerError: `.code` is `pool_too_small` where what must stay does not fit (`.details`
+                has `class_index`, `needed` and `given`), `steps_open`, `transfers_open`, or that
+                of a wrong argument.
+        """
     def quotas(self) -> list[dict[str, Any]]:
         """Return the quotas by scope, with the blocks cached, evictable and guarded in each."""
     def retain(

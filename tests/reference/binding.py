@@ -104,6 +104,9 @@ class CoreLedger:
     def explain_match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> dict[str, Any]:
         return self.core.explain_match(np.array(tokens, dtype=self.dtype), scope, draft_from)
 
+    def resize(self, num_pages: list[int]) -> list[tuple[int, int, int, int]]:
+        return [tuple(row) for row in self.core.resize(num_pages).tolist()]
+
     def set_quota(self, scope: int, floor: int, ceiling: int | None) -> None:
         self.core.set_quota(scope, floor, ceiling)
 

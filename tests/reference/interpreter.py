@@ -50,7 +50,7 @@ def apply_ops(config: Config, operations: Iterable[Operation], **options: Any) -
 # Which operations log what.
 _LOGS = {
     "stored": {"advance", "release", "suspend", "complete_transfers"},
-    "evicted": {"begin_step", "admit", "grow", "fork", "resume", "offload"},
+    "evicted": {"begin_step", "admit", "grow", "fork", "resume", "offload", "resize"},
     "dropped": {"drop_scope"},
     "cleared": {"reset_reuse_state"},
 }
@@ -109,8 +109,10 @@ class Comparison:
             answer = getattr(self.core, name)(*args)
             if name == "moves":
                 expected = self._expected_moves(answer)
-            if name == "transfers":
+            elif name == "transfers":
                 expected = self._expected_transfers(expected)
+            elif name == "resize":
+                expected = self._expected_rows(answer)
             elif name == "path_moves":
                 expected = [
                     (cls, self.pages[cls][source], at, self.pages[cls][destination], to)
@@ -162,6 +164,25 @@ class Comparison:
                     if name in self.model.cached_pages(cls):
                         self._check_pages(cls, [name], [theirs])
             expected[index] = (cls, *ends, count)
+        return expected
+
+    def _expected_rows(self, answer: list[tuple[int, int, int, int]]) -> list[Any]:
+        """Follow the pages that a resize moved; return the rows by the rules of docs/ledger.md."""
+        expected = []
+        self._translate_ends()
+        for cls, pages in enumerate(self.model.num_pages):
+            self._forget_dead_pages(cls)
+            moved = {source: to for at, source, to, _ in answer if at == cls}
+            named = self.pages[cls]
+            assert {page for page in named.values() if page >= pages} <= moved.keys()
+            kept = {page for page in named.values() if page < pages}
+            assert not kept & {*moved.values()}, "a page that is owned is written"
+            self.pages[cls] = {name: moved.get(page, page) for name, page in named.items()}
+            count = 1 if cls in self.model.state_classes else self.config.tokens_per_block
+            expected += [(cls, source, moved[source], count) for source in sorted(moved)]
+            assert sorted(moved.values()) == [moved[source] for source in sorted(moved)]
+            assert all(page < pages for page in moved.values())
+        self.outcomes["pages moved"] += bool(expected)
         return expected
 
     def _expect_error(self, name: str, args: Any, error: Misuse) -> None:
@@ -331,14 +352,18 @@ class Comparison:
             assert (name == 0) == (page == 0), f"core page {page}, reference page {name}"
             if name == 0:
                 continue
-            assert 0 < page < self.config.num_pages[cls], f"page {page} is not usable"
+            assert 0 < page < self.model.num_pages[cls], f"page {page} is not usable"
             assert known.setdefault(name, page) == page, f"page {page} is not the shared one"
             assert owner.setdefault(page, name) == name, f"page {page} has two owners"
 
     def _check_ownership(self) -> None:
+<<<<<<< HEAD
         owned_pages = self.core.owned_pages()
         for cls, total in enumerate(self.config.num_pages):
             # Nothing but the transfers that fill them names the pages of a load that was left.
             filled = [block[cls] for load in self.model.left_loads() for block in load.blocks]
             owned = owned_pages[cls] + [self.pages[cls][page] for page in filled]
+=======
+        for total, owned in zip(self.model.num_pages, self.core.owned_pages(), strict=True):
+>>>>>>> e89fc86 (Resize pools under open sequences)
             assert sorted(owned) == list(range(1, total)), "a page is lost or owned twice"

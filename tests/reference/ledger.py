@@ -22,6 +22,7 @@ from reference.probes import Probes
 from reference.publishing import Publishing
 from reference.quotas import Quota, Quotas
 from reference.reading import Reading
+from reference.resizing import Resizing
 from reference.retention import Retaining
 from reference.running import Running
 from reference.state import Config, Copy, Sequence, require
@@ -45,6 +46,7 @@ class ReferenceLedger(
     Tiers,
     Loading,
     Quotas,
+    Resizing,
     Probes,
 ):
     """The calls of ledger.md, groups.md, identity.md and tiers.md in docs."""
@@ -53,6 +55,7 @@ class ReferenceLedger(
         self.config = config
         self.tree = Tree(config.tokens_per_block, config.lookahead, config.partial_reuse)
         self.num_classes = len(config.num_pages)
+        self.num_pages = list(config.num_pages)
         self.free = [pages - 1 for pages in config.num_pages]
         self._sort_classes()
         self.queues: dict[int, list[Block]] = {cls: [] for cls in self.side_classes}

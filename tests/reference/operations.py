@@ -298,6 +298,22 @@ def set_quota(pair: Comparison, pick: Pick) -> Operation:
     return ("set_quota", scope, floor, ceiling)
 
 
+def resize(pair: Comparison, pick: Pick) -> Operation:
+    """Make pools a little larger or smaller, when no step is open; seldom by what cannot be."""
+    model = pair.model
+    if model.open_steps and pick(0, 19) < 19:
+        return complete_step(pair, pick)
+    if model.planned and pick(0, 9) < 9:
+        return ("transfers", 64)
+    sizes = [max(pages + pick(-4, 4), 2) for pages in model.num_pages]
+    # Around the sizes that they began with, so that they stay tiny.
+    start = pair.config.num_pages
+    sizes = [min(size, 2 * pages) for size, pages in zip(sizes, start, strict=True)]
+    if pick(0, 29) == 29:
+        sizes = [*sizes[1:], *((1,), (2**31,), ())[pick(0, 2)]]
+    return ("resize", sizes)
+
+
 def retain(pair: Comparison, pick: Pick) -> Operation:
     """Hint at ranges of open sequences; now and then with a number out of range."""
     sequences, longest = list(pair.model.sequences.values()), pair.config.max_seq_len
@@ -517,6 +533,7 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     pin: 6,
     unpin: 5,
     set_quota: 4,
+    resize: 5,
     grow: 20,
     advance: 30,
     path_moves: 5,

@@ -82,7 +82,7 @@ class Reading:
     def stats(self: ReferenceLedger) -> dict[str, Any]:
         """Count by state per class; all counters but those of the tree's inner form."""
         classes = []
-        for cls, total in enumerate(self.config.num_pages):
+        for cls, total in enumerate(self.num_pages):
             counts = {
                 "total": total,
                 "reserved": 1,

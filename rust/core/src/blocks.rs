@@ -102,6 +102,23 @@ impl Blocks {
         }
     }
 
+    /// Adds records until there are so many; they are handed out after those that are free already.
+    pub(crate) fn grow(&mut self, records: u32) {
+        let old = self.records();
+        if records <= old {
+            return;
+        }
+        self.tokens
+            .resize(self.tokens_per_block * records as usize, NO_TOKEN);
+        let new = (old..records).rev().map(BlockId::new);
+        self.free.splice(..0, new);
+        if !self.media.is_empty() {
+            self.media.resize((records as usize).div_ceil(64), 0);
+        }
+        self.keys.grow(records);
+        self.tier_keys.grow(records);
+    }
+
     #[inline]
     pub(crate) fn tokens_per_block(&self) -> usize {
         self.tokens_per_block

@@ -177,6 +177,35 @@ pub enum LedgerError {
         /// Tokens known.
         known: i64,
     },
+    /// The call needs all steps completed.
+    #[error("cannot {call}: {open} steps are open")]
+    StepsOpen {
+        /// The call.
+        call: &'static str,
+        /// How many are open.
+        open: usize,
+    },
+    /// The call needs all pages in place.
+    #[error("cannot {call}: {transfers} loads and transfers are under way")]
+    TransfersOpen {
+        /// The call.
+        call: &'static str,
+        /// How many are under way.
+        transfers: usize,
+    },
+    /// A pool would not hold what must stay in it.
+    #[error(
+        "num_pages[{class}] is {given}, must be at least {needed}: page 0, and what is owned and not \
+         evictable, promised, guarded, or needed by an open sequence"
+    )]
+    PoolTooSmall {
+        /// The class.
+        class: usize,
+        /// The fewest pages possible now.
+        needed: u64,
+        /// What was given.
+        given: u32,
+    },
     /// A floor beyond what other floors and the open sequences leave.
     #[error(
         "floor_blocks of scope {scope} is {floor}, must be in 0..={most}: what other floors and the open \
@@ -323,6 +352,9 @@ impl LedgerError {
             Self::NotSuspended { .. } => "not_suspended",
             Self::CopiesWaiting { .. } => "copies_waiting",
             Self::AppendInsideKnown { .. } => "append_inside_known",
+            Self::StepsOpen { .. } => "steps_open",
+            Self::TransfersOpen { .. } => "transfers_open",
+            Self::PoolTooSmall { .. } => "pool_too_small",
             Self::FloorTooHigh { .. } => "floor_too_high",
             Self::PathNode { .. } => "path_node",
             Self::MovesNotTaken { .. } => "moves_not_taken",
@@ -429,6 +461,17 @@ impl LedgerError {
                 ("step", step.into()),
                 ("end", end.into()),
                 ("known", known.into()),
+            ],
+            Self::StepsOpen { open, .. } => vec![("open_steps", open as i128)],
+            Self::TransfersOpen { transfers, .. } => vec![("transfers", transfers as i128)],
+            Self::PoolTooSmall {
+                class,
+                needed,
+                given,
+            } => vec![
+                ("class_index", class as i128),
+                ("needed", needed.into()),
+                ("given", given.into()),
             ],
             Self::FloorTooHigh { scope, floor, most } => vec![
                 ("scope", scope.into()),

@@ -130,6 +130,14 @@ impl Keys {
         }
     }
 
+    /// Makes room for the keys of more records, if keys are kept.
+    pub(crate) fn grow(&mut self, records: u32) {
+        if self.are_kept() {
+            self.keys.resize(records as usize, [0; 32]);
+            self.known.resize((records as usize).div_ceil(64), 0);
+        }
+    }
+
     pub(crate) fn get(&self, block: BlockId) -> Option<BlockKey> {
         let known = self.known[block.at() / 64] >> (block.at() % 64) & 1 == 1;
         known.then(|| self.keys[block.at()])

@@ -150,6 +150,46 @@ impl Pool {
         self.free.extend(pages.rev());
     }
 
+    /// Changes the number of pages; none is fenced, and no more are owned than there will be. Owned pages
+    /// beyond the end go to the lowest free ones: returns (source, destination), ascending.
+    pub(crate) fn resize(&mut self, num_pages: u32) -> Vec<(PageIndex, PageIndex)> {
+        debug_assert!(self.fenced.is_empty());
+        let old = std::mem::replace(&mut self.num_pages, num_pages);
+        if !self.shares.is_empty() && num_pages > old {
+            self.shares.resize(num_pages as usize, 0);
+        }
+        if num_pages >= old {
+            // Under those that are free already, which are taken first.
+            let new = (old..num_pages).rev().map(PageIndex::new);
+            self.free.splice(..0, new);
+            return Vec::new();
+        }
+        let mut is_free = vec![false; old as usize];
+        for page in &self.free {
+            is_free[page.at()] = true;
+        }
+        let mut room = (1..num_pages).filter(|&page| is_free[page as usize]);
+        let owned = (num_pages..old).filter(|&page| !is_free[page as usize]);
+        let moved: Vec<(PageIndex, PageIndex)> = owned
+            .map(|page| {
+                let to = room
+                    .next()
+                    .expect("as many are free as own a page beyond the end");
+                (PageIndex::new(page), PageIndex::new(to))
+            })
+            .collect();
+        for &(from, to) in &moved {
+            is_free[to.at()] = false;
+            if !self.shares.is_empty() {
+                self.shares.swap(from.at(), to.at());
+            }
+        }
+        self.shares.truncate(num_pages as usize);
+        self.free
+            .retain(|page| page.get() < num_pages && is_free[page.at()]);
+        moved
+    }
+
     /// Frees the pages whose fence has passed.
     pub(crate) fn release_fenced(&mut self, steps: &Steps) {
         while let Some(&(stamp, page)) = self.fenced.front() {
@@ -204,6 +244,33 @@ mod tests {
             "page 1 after two owners, page 0 after three"
         );
         assert_eq!(pool.shared(), 0);
+    }
+
+    #[test]
+    fn owned_pages_beyond_a_new_end_go_to_the_lowest_free_ones() {
+        let steps = Steps::new(false);
+        let mut pool = Pool::new(8);
+        let mut row = Vec::new();
+        pool.take(7, &mut row);
+        pool.share(&row[6..]);
+        let given = [1, 2, 4].map(PageIndex::new);
+        pool.give_back(given.into_iter(), 0, &steps);
+        let moved = pool.resize(6);
+        let numbers = |pages: &[PageIndex]| pages.iter().map(|page| page.get()).collect::<Vec<_>>();
+        let moved: Vec<_> = moved
+            .iter()
+            .map(|(from, to)| (from.get(), to.get()))
+            .collect();
+        assert_eq!(moved, [(6, 1), (7, 2)]);
+        assert_eq!(numbers(pool.free_list()), [4]);
+        assert_eq!(
+            pool.shares_of(PageIndex::new(2)),
+            1,
+            "page 7 had two owners"
+        );
+        assert!(pool.resize(9).is_empty());
+        assert_eq!(numbers(pool.free_list()), [8, 7, 6, 4]);
+        assert_eq!(pool.shares_of(PageIndex::new(8)), 0);
     }
 
     #[test]

@@ -104,6 +104,33 @@ impl Side {
         }
     }
 
+    /// Changes the number of pages and records; `to` says where a page has gone.
+    pub(crate) fn resize(&mut self, pages: u32, records: u32, to: impl Fn(PageIndex) -> PageIndex) {
+        if self.page_of.is_empty() {
+            return;
+        }
+        let renamed = |behind| self.queue(behind).map(&to).collect::<Vec<_>>();
+        let queues = [(true, renamed(true)), (false, renamed(false))];
+        self.page_of.resize(records as usize, PAGE_ZERO);
+        let mut entries = vec![VACANT; pages as usize + 1];
+        for page in self.page_of.iter_mut().filter(|page| **page != PAGE_ZERO) {
+            let from = std::mem::replace(page, to(*page));
+            entries[page.at()] = self.entries[from.at()];
+        }
+        self.entries = entries;
+        for (behind, queue) in queues {
+            let anchor = self.anchor(behind);
+            let mut before = anchor;
+            for page in queue {
+                self.entries[before.at()].after = page;
+                self.entries[page.at()].before = before;
+                before = page;
+            }
+            self.entries[before.at()].after = anchor;
+            self.entries[anchor.at()].before = before;
+        }
+    }
+
     /// The page of a block, page 0 if it has none.
     #[inline]
     pub(crate) fn page(&self, block: BlockId) -> PageIndex {
@@ -395,6 +422,11 @@ impl Sides {
     #[inline]
     pub(crate) fn at_mut(&mut self, place: usize) -> &mut Side {
         &mut self.all[place - self.first]
+    }
+
+    /// The class at a place, if it has side pages.
+    pub(crate) fn get_mut(&mut self, place: usize) -> Option<&mut Side> {
+        self.all.get_mut(place.checked_sub(self.first)?)
     }
 
     /// The class at a place, if it has side pages.

@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
+use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
@@ -343,6 +344,26 @@ impl PyLedger {
     fn unpin(&self, py: Python<'_>, lease: Integer) -> PyResult<bool> {
         let lease = lease.get(py, "lease", LEASE)?;
         converted(py, self.lock(py)?.unpin(lease))
+    }
+
+    fn resize<'py>(&self, py: Python<'py>, num_pages: Vec<Integer>) -> PyResult<Bound<'py, PyAny>> {
+        let sizes = num_pages
+            .into_iter()
+            .map(|pages| pages.get(py, "num_pages", PAGES))
+            .collect::<PyResult<Vec<u32>>>()?;
+        let mut guard = self.lock(py)?;
+        let ledger = &mut *guard;
+        // It may evict much, and touches new records.
+        let moves = py.detach(move || ledger.resize(&sizes));
+        drop(guard);
+        let moves = converted(py, moves)?;
+        let rows = moves
+            .concat()
+            .iter()
+            .map(|number| number.cast_signed())
+            .collect();
+        let rows = PyArray1::from_vec(py, rows).reshape([moves.len(), 4])?;
+        Ok(rows.into_any())
     }
 
     #[pyo3(signature = (scope, floor_blocks, ceiling_blocks = None))]

@@ -367,7 +367,7 @@ impl Ledger {
     }
 
     /// The most pages that a sequence of `blocks` blocks has at a time in a class that is not full.
-    fn most_at(&self, place: usize, blocks: u32) -> u32 {
+    pub(super) fn most_at(&self, place: usize, blocks: u32) -> u32 {
         let windows = self.classes.windows();
         match windows.get(place - self.classes.full()) {
             Some(rule) => blocks.min(rule.bound),

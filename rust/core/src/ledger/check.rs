@@ -142,7 +142,7 @@ impl Ledger {
         Ok(self.dump_sequence(self.any_row(0, handle)?))
     }
 
-    fn open_rows(&self) -> impl Iterator<Item = Row> + '_ {
+    pub(super) fn open_rows(&self) -> impl Iterator<Item = Row> + '_ {
         (0..self.config.max_sequences)
             .map(Row::new)
             .filter(|row| self.sequences[row.at()].open)

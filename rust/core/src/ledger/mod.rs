@@ -17,6 +17,7 @@
 //! | `retain.rs` | priorities of what a sequence publishes |
 //! | `suspend.rs` | giving up the pages of a sequence and getting new ones |
 //! | `release.rs` | the end of a sequence |
+//! | `resize.rs` | other sizes of pools |
 //! | `reset.rs` | forgetting all that could be reused |
 //! | `room.rs` | the one answer whether pages can be had, taking and giving back |
 //! | `sides.rs` | windows and states: what a hit needs, pins, pruning |
@@ -51,6 +52,7 @@ mod quota;
 mod read;
 mod release;
 mod reset;
+mod resize;
 mod retain;
 mod room;
 mod sides;
@@ -75,6 +77,7 @@ pub use paths::{PathBatch, TokenMove};
 pub use probe::{BlocksBatch, MatchReport, MissReason, Missed};
 pub use quota::QuotaStats;
 pub use read::Move;
+pub use resize::PageMove;
 pub(crate) use retain::Hint;
 pub use retain::{PRIORITY_MAX, RetainBatch};
 pub use tables::Csr;
@@ -161,7 +164,7 @@ impl Ledger {
             tree: Tree::new(
                 classes.full(),
                 config.lookahead,
-                config.policy.build(records),
+                config.policy.build(records, records),
                 config.ttl_ms,
             ),
             steps: Steps::new(config.same_stream),

@@ -36,7 +36,10 @@ impl Ledger {
         self.leases.clear();
         let quotas = self.tree.quotas();
         let (tick, growth) = (self.tree.tick, self.tree.growth);
-        let policy = self.config.policy.build(self.blocks.records());
+        let policy = self
+            .config
+            .policy
+            .build(self.blocks.records(), self.config.records());
         let (full, ttl_ms) = (self.classes.full(), self.config.ttl_ms);
         self.tree = Tree::new(full, self.config.lookahead, policy, ttl_ms);
         (self.tree.tick, self.tree.growth) = (tick, growth);

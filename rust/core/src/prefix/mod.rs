@@ -52,7 +52,7 @@ pub(crate) use retain::{Retention, ordered};
 pub(crate) use text::Key;
 
 use crate::blocks::Blocks;
-use crate::ids::NodeId;
+use crate::ids::{NodeId, PageIndex};
 use crate::pool::Pool;
 use crate::prefix::counts::Counts;
 use crate::prefix::leaves::Leaves;
@@ -138,6 +138,19 @@ impl Tree {
     /// What later expiries depend on, short of the nodes.
     pub(crate) fn ages(&self) -> &Ages {
         &self.ages
+    }
+
+    /// From now on there are so many block records.
+    pub(crate) fn grow_policy(&mut self, records: u32) {
+        self.policy.grow(records);
+    }
+
+    /// Renames the pages of all blocks in one class.
+    pub(crate) fn rename_pages(&mut self, class: usize, to: impl Fn(PageIndex) -> PageIndex) {
+        let classes = self.classes;
+        for id in self.walk() {
+            self.node_mut(id).rename_pages(class, classes, &to);
+        }
     }
 
     /// What a partial block has when it enters the tree.

@@ -118,6 +118,19 @@ impl Node {
         &self.pages[self.head as usize * classes..]
     }
 
+    /// Renames the pages of one class.
+    pub(crate) fn rename_pages(
+        &mut self,
+        class: usize,
+        classes: usize,
+        to: impl Fn(PageIndex) -> PageIndex,
+    ) {
+        let live = &mut self.pages[self.head as usize * classes..];
+        for page in live.iter_mut().skip(class).step_by(classes) {
+            *page = to(*page);
+        }
+    }
+
     /// Makes room for `more` blocks: exactly when the node is new, by an eighth when it grows block by
     /// block, so that a long run wastes little and is copied at most a few times over.
     fn reserve(&mut self, more: usize, classes: usize) {

@@ -34,7 +34,7 @@ pub(super) struct Adaptive {
 }
 
 impl Adaptive {
-    pub(super) fn new(blocks: u32) -> Self {
+    pub(super) fn new(records: u32, blocks: u32) -> Self {
         let capacity = u64::from(blocks);
         let shadow_capacity = (capacity >> SAMPLE_BITS).max(1);
         let shadow = |boost| {
@@ -44,7 +44,7 @@ impl Adaptive {
         Self {
             capacity,
             ghosts: Ghosts::new(GHOST_WINDOW * capacity),
-            hashes: vec![0; blocks as usize],
+            hashes: vec![0; records as usize],
             shadows: BOOSTS.map(shadow),
             scores: [0; BOOSTS.len()],
             shadow_capacity,
@@ -54,6 +54,10 @@ impl Adaptive {
 }
 
 impl Policy for Adaptive {
+    fn grow(&mut self, records: u32) {
+        self.hashes.resize(records as usize, 0);
+    }
+
     fn counts_uses(&self) -> bool {
         true
     }

@@ -43,12 +43,12 @@ impl EvictionPolicy {
         named.expect("every policy has a name").0
     }
 
-    /// The policy for a tree of at most `blocks` blocks.
-    pub(crate) fn build(self, blocks: u32) -> Box<dyn Policy> {
+    /// The policy for a tree of at most `blocks` blocks, whose records have numbers below `records`.
+    pub(crate) fn build(self, records: u32, blocks: u32) -> Box<dyn Policy> {
         match self {
             Self::Lru => Box::new(Lru),
             Self::Lfu => Box::new(Lfu { age: 0 }),
-            Self::Adaptive => Box::new(Adaptive::new(blocks)),
+            Self::Adaptive => Box::new(Adaptive::new(records, blocks)),
         }
     }
 }
@@ -70,6 +70,9 @@ pub(crate) struct Usage {
 /// whenever a node becomes unprotected, and `evicted` for each run of victims. An answer may depend on
 /// earlier calls and on nothing else, so that ranks that see the same calls evict alike.
 pub(crate) trait Policy: Debug + Send {
+    /// From now on there are so many block records.
+    fn grow(&mut self, _records: u32) {}
+
     /// Whether uses are counted at all.
     fn counts_uses(&self) -> bool {
         false
