@@ -357,13 +357,9 @@ class Comparison:
             assert owner.setdefault(page, name) == name, f"page {page} has two owners"
 
     def _check_ownership(self) -> None:
-<<<<<<< HEAD
         owned_pages = self.core.owned_pages()
-        for cls, total in enumerate(self.config.num_pages):
+        for cls, total in enumerate(self.model.num_pages):
             # Nothing but the transfers that fill them names the pages of a load that was left.
             filled = [block[cls] for load in self.model.left_loads() for block in load.blocks]
             owned = owned_pages[cls] + [self.pages[cls][page] for page in filled]
-=======
-        for total, owned in zip(self.model.num_pages, self.core.owned_pages(), strict=True):
->>>>>>> e89fc86 (Resize pools under open sequences)
             assert sorted(owned) == list(range(1, total)), "a page is lost or owned twice"
