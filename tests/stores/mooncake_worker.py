@@ -9,9 +9,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from store_engine import Engine, prompt, store_prompts
 
 import tandemkv as tkv
 from tandemkv._core import Ledger
@@ -74,6 +78,23 @@ class Calls:
         client = self.store._backend._client
         names = [f"tandemkv/{LAYOUT.name(key.tobytes())}" for key in blocks_of(tokens)[0]]
         return {"codes": [client.put(name, bytes(num_bytes)) for name in names]}
+
+    def compute(self, starts: list[int]) -> dict[str, Any]:
+        """Let an engine compute prompts until all of them have been evicted and offered."""
+        engine = Engine(self.store)
+        store_prompts(engine, *starts)
+        while "pending" in self.store.stats().outcomes["put"]:
+            self.store.exists(LAYOUT, np.zeros((1, 32), np.uint8), timeout_s=60.0).wait()
+        return {"offered": engine.bridge.stats().offered}
+
+    def reuse(self, start: int) -> dict[str, Any]:
+        """Let another engine take a prompt over, check its pages and run it."""
+        engine = Engine(self.store, arrangement="per_layer", get_timeout_s=60.0)
+        asked = engine.bridge.fetch("x", prompt(start))
+        while engine.bridge.is_pending("x"):
+            engine.bridge.poll()
+            self.store.exists(LAYOUT, np.zeros((1, 32), np.uint8), timeout_s=60.0).wait()
+        return {"asked": asked, "hit": engine.serve(prompt(start))}
 
     def stats(self) -> dict[str, Any]:
         stats = self.store.stats()

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import managers_setup
 import numpy as np
 import pytest
-from managers_setup import TPB, layers, new
+from managers_setup import layers, new
+from store_engine import PAYLOAD, Engine, prompt, store_prompts, tiered_plan
 from store_faults import FakeClock, FaultyBackend, ManualExecutor, faulty_store
 
 import tandemkv as tkv
@@ -17,82 +17,7 @@ from tandemkv.errors import RequestError, StoreError
 from tandemkv.managers import Managers, build_managers
 from tandemkv.stores import MemoryStore, Outcome, StoreBridge
 from tandemkv.stores.shelves import geometry_fingerprint
-
-PAYLOAD = TPB * (managers_setup.TARGET_BYTES + managers_setup.DRAFT_BYTES)
-
-
-def tiered_plan(host_pages: int = 16, **changes: Any) -> tkv.Plan:
-    """Return a plan with 8 usable pages on the device."""
-    target = changes.pop("target", layers(2))
-    config = {
-        "max_gpu_total_bytes": 9 * PAYLOAD,
-        "host_cache_size": host_pages * PAYLOAD,
-        "tokens_per_block": TPB,
-        "max_batch_size": 4,
-        "max_seq_len": 26,
-        **changes,
-    }
-    return tkv.plan(
-        tkv.ModelGeometry(layers=target, name="target"),
-        tkv.ModelGeometry(layers=layers(1), name="draft", role="draft"),
-        config=tkv.KvCacheConfig(**config),
-        speculative=tkv.SpeculativeConfig(mode="eagle3", max_draft_len=1),
-    )
-
-
-class Engine:
-    """Managers on a store, that write into each page what only its tokens leave there."""
-
-    def __init__(
-        self, store: Any, *, host_pages: int = 16, arrangement: Any = "interleaved", **options: Any
-    ) -> None:
-        plan = tiered_plan(host_pages)
-        self.managers = build_managers(
-            plan, num_dummy_requests=0, arrangement=arrangement, fingerprint=b"weights"
-        )
-        self.bridge = StoreBridge(self.managers, plan, store, **options)
-
-    def cells(self, request_id: str, position: int) -> list[np.ndarray]:
-        """Return what both roles keep of a token, all layers."""
-        row = self.managers.block_tables([request_id])[0][0, 0]
-        return [
-            view.pools[0].view(layer, name)[row[position // TPB], position % TPB]
-            for view in self.managers.views
-            for layer in range(view.num_layers)
-            for name in ("key", "value")
-        ]
-
-    def serve(self, tokens: list[int], request_id: str = "x") -> int:
-        """Run a prompt in one step and free it; return what it reused, which is what it must be."""
-        batch = new(request_id, tokens, max_total=len(tokens) + 2)
-        assert self.managers.prepare_resources(batch).all(), self.managers.refusals
-        self.managers.run_moves()
-        hit = int(self.managers.hit_lengths([request_id])[0])
-        seed = 0
-        for position, token in enumerate(tokens):
-            seed = (seed * 31 + token) % 1_000_003  # of all tokens so far
-            for place, cell in enumerate(self.cells(request_id, position)):
-                if position < hit:
-                    assert (cell == seed + place).all(), (position, place)
-                cell[...] = seed + place
-        self.managers.update_resources(batch, [[7]])
-        self.managers.free_resources(request_id)
-        return hit
-
-    def fetch(self, tokens: list[int], request_id: str = "x") -> int:
-        """Ask for a prompt and take what has come; return how many blocks are entries now."""
-        self.bridge.fetch(request_id, tokens)
-        return self.bridge.poll()
-
-
-def prompt(start: int, length: int = 21) -> list[int]:
-    return list(range(start, start + length))
-
-
-def store_prompts(engine: Engine, *starts: int) -> None:
-    """Let an engine compute prompts, and evict all of them to the host."""
-    for start in (*starts, 9000, 9100):
-        engine.serve(prompt(start))
+from tandemkv.tiers import DEVICE, HOST, TransferPlan
 
 
 @pytest.mark.parametrize("writer", ["interleaved", "per_layer"])
@@ -183,6 +108,21 @@ def test_blocks_after_one_that_is_missing_are_not_used(edit: Callable[[Any], Any
     assert other.fetch(prompt(100)) == 3
     assert other.serve(prompt(100)) == 12
     assert store.stats().misses == 1
+
+
+def test_what_did_not_reach_the_host_is_not_offered():
+    store = MemoryStore(1 << 20)
+    engine = Engine(store)
+    names = np.arange(64, dtype=np.uint8).reshape(2, 32)
+    rows = [[7, 0, DEVICE, 3, HOST, 5], [8, 0, DEVICE, 4, HOST, 6]]
+    engine.bridge.planned(TransferPlan(np.array(rows), names))
+    engine.bridge.completed(np.array([8, 7, 9]), np.array([1, 0, 1], np.uint8))
+    layout = engine.bridge._shelf.layout
+    assert store.exists(layout, names, timeout_s=1).poll().tolist() == [False, True]
+    assert engine.bridge.stats().offered == 1
+    # Nothing is left to be offered with another transfer of that number.
+    engine.bridge.completed(np.array([7, 8]), np.array([1, 1], np.uint8))
+    assert engine.bridge.stats().offered == 1
 
 
 def test_a_store_that_fails_costs_hits_and_nothing_else():

@@ -188,6 +188,18 @@ def test_a_store_that_fails_again_and_again_is_left_alone_for_a_while():
     assert not store.stats().suspended
 
 
+def test_an_answer_between_failures_counts_them_anew():
+    backend = FaultyBackend()
+    store = faulty_store(backend, max_failures=3)
+    for failing in (True, True, False, True, True):
+        backend.raises = OSError() if failing else None
+        read(store, LAYOUT, "a")
+    assert not store.stats().suspended
+    backend.raises = OSError()
+    read(store, LAYOUT, "a")
+    assert store.stats().suspended
+
+
 def test_misses_do_not_suspend_a_store():
     store = faulty_store(FaultyBackend(), max_failures=1)
     for _ in range(3):

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from store_faults import LAYOUT, OTHER_LAYOUT, VALUE_BYTES, keys, payloads, put_all, read
 
 from tandemkv.errors import ArrayError, StoreError
-from tandemkv.stores import MemoryStore, Outcome
+from tandemkv.stores import MemoryBackend, MemoryStore, Outcome
 
 ROOM = 5
 NAMES = st.lists(st.integers(0, 9), max_size=4)
@@ -109,6 +109,16 @@ def test_the_caller_may_reuse_its_memory_when_put_returns():
     outcomes, out = read(store, LAYOUT, "a", "b")
     assert outcomes == [Outcome.OK] * 2
     assert np.array_equal(out, payloads(1, 2))
+
+
+def test_the_backend_keeps_values_of_its_own():
+    backend = MemoryBackend(1 << 20)
+    value = np.ones(10, np.uint8)
+    assert backend.put(["a"], [value]) == [Outcome.OK]
+    value[:] = 2
+    (found,) = backend.get(["a"], 10)
+    assert found.tolist() == [1] * 10
+    assert not found.flags.writeable
 
 
 def test_payloads_may_be_written_by_a_function():

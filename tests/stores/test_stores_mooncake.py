@@ -56,6 +56,15 @@ def test_another_process_finds_by_tokens_what_one_stored(stage: Stage):
 
 
 @real
+def test_an_engine_takes_over_what_one_in_another_process_computed(stage: Stage):
+    writer, reader = stage.worker(hash_seed=1), stage.worker(hash_seed=2)
+    assert writer.ask("compute", starts=[100])["offered"] >= 5
+    # Five blocks of both roles, each checked token by token in the pools of the other engine.
+    assert reader.ask("reuse", start=100) == {"asked": 5, "hit": 20}
+    assert reader.ask("reuse", start=500) == {"asked": 5, "hit": 0}
+
+
+@real
 def test_values_that_somebody_spoiled_are_misses_and_give_way(stage: Stage):
     writer, reader = stage.worker(), stage.worker()
     for number, (num_bytes, outcome) in enumerate(
