@@ -7,12 +7,12 @@ from pathlib import Path
 from tandemkv._core import Ledger
 from tandemkv.config import check_count
 from tandemkv.errors import ConfigError, TierError
-from tandemkv.managers.classes import CacheClass, cache_classes, class_of
-from tandemkv.managers.layout import Arrangement, KvLayout, page_layout
-from tandemkv.managers.limits import Limits
+from tandemkv.managers.classes import CacheClass, cache_classes
+from tandemkv.managers.layout import Arrangement, KvLayout
+from tandemkv.managers.limits import Limits, limits_of
 from tandemkv.managers.managers import Managers
 from tandemkv.managers.memory import Backend, check_device
-from tandemkv.managers.pools import Pool
+from tandemkv.managers.resizing import PoolOptions, Resizing, build_pools
 from tandemkv.managers.transfers import Transfers
 from tandemkv.managers.views import RoleView
 from tandemkv.planning import Plan
@@ -114,7 +114,7 @@ def build_managers(
         )
     lower = _tiers(plan, classes, tiers, movable=materialize or executor is not None)
     _check_disk(lower, executor, disk, persistent=persistent, fingerprint=fingerprint)
-    limits = _limits(plan, classes, disaggregated, num_dummy_requests, watermark_blocks)
+    limits = limits_of(plan, classes, disaggregated, num_dummy_requests, watermark_blocks)
     ledger = _ledger(
         plan,
         limits,
@@ -124,31 +124,23 @@ def build_managers(
         fingerprint=fingerprint,
     )
     share = plan.ranks[rank]
+    options = PoolOptions(
+        rank=rank,
+        device=device,
+        materialize=materialize,
+        backend=backend,
+        kv_layout=kv_layout,
+        arrangement=arrangement,
+        disaggregated=disaggregated,
+    )
 
     def view(role: RolePlan) -> RoleView:
-        pools = [
-            Pool(
-                page_layout(
-                    group.layers,
-                    tp_size=role.tp_size,
-                    tokens_per_block=plan.tokens_per_block,
-                    kv_layout=kv_layout,
-                    arrangement=arrangement,
-                    numbers=[index - role.layer_indices[0] for index in group.layer_indices],
-                ),
-                num_pages=group.num_pages,
-                planned_bytes=group.device_bytes,
-                class_index=class_of(classes, group.rule),
-                backend=backend,
-                device=device,
-                materialize=materialize,
-            )
-            for group in role.groups
-        ]
+        pools = build_pools(plan, classes, role, options)
         return RoleView(role, pools=pools, ledger=ledger, device=device)
 
     target = view(share.target)
     draft = None if share.draft is None else view(share.draft)
+    views = (target,) if draft is None else (target, draft)
     transfers = None
     if lower is not None:
         store = _open_disk(
@@ -164,7 +156,6 @@ def build_managers(
             if store is not None:
                 together = [at for at, item in enumerate(classes) if item.keeps_all_tokens]
                 restore_entries(ledger, together, store.entries())
-            views = (target,) if draft is None else (target, draft)
             executor = build_executor(
                 [pool for role in views for pool in role.pools],
                 len(classes),
@@ -173,7 +164,14 @@ def build_managers(
                 local_ranks=local_ranks,
             )
         transfers = Transfers(ledger, executor)
-    return Managers(ledger, limits, target=target, draft=draft, transfers=transfers)
+    return Managers(
+        ledger,
+        limits,
+        target=target,
+        draft=draft,
+        transfers=transfers,
+        resizing=Resizing(ledger, limits, views, plan, options),
+    )
 
 
 def _tiers(
@@ -313,29 +311,4 @@ def _ledger(
         fingerprint=fingerprint,
         host_pages=lower.host if lower is not None and any(lower.host) else None,
         disk_pages=lower.disk if lower is not None and any(lower.disk) else None,
-    )
-
-
-def _limits(
-    plan: Plan,
-    classes: tuple[CacheClass, ...],
-    disaggregated: bool,
-    num_dummies: int | None,
-    watermark_blocks: int,
-) -> Limits:
-    if num_dummies is None:
-        num_dummies = plan.terms.dummies
-    check_count("num_dummy_requests", num_dummies, least=0)
-    # Each pipeline stage has a micro-batch in flight, and all of them hold rows on every rank.
-    max_requests = plan.max_sequences * (2 if disaggregated else 1)
-    return Limits(
-        tokens_per_block=plan.tokens_per_block,
-        classes=classes,
-        max_requests=check_count("max_batch_size * pp_size", max_requests),
-        max_dummies=num_dummies,
-        max_seq_len=plan.max_seq_len,
-        extra_tokens=plan.extra_tokens,
-        reserve_tokens=plan.reserve_tokens,
-        has_draft=plan.has_draft,
-        watermark_blocks=watermark_blocks,
     )

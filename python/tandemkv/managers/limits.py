@@ -8,14 +8,16 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from tandemkv.config import check_count
 from tandemkv.errors import BatchError
 from tandemkv.managers.batch import Batch, RequestIds
 from tandemkv.managers.classes import CacheClass
+from tandemkv.planning import Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Limits:
-    """What the managers hold requests to.
+    """What the managers hold requests to; `Managers.apply_plan` alone changes `classes`.
 
     Attributes:
         tokens_per_block: tokens of a block.
@@ -131,3 +133,33 @@ class Limits:
                 field="token_nums",
                 item=item,
             )
+
+
+def limits_of(
+    plan: Plan,
+    classes: tuple[CacheClass, ...],
+    disaggregated: bool,
+    num_dummies: int | None,
+    watermark_blocks: int,
+) -> Limits:
+    """Return the limits of a plan; the other arguments are those of `build_managers`.
+
+    Raises:
+        ConfigError: `num_dummies` is not an int >= 0, or there are too many requests.
+    """
+    if num_dummies is None:
+        num_dummies = plan.terms.dummies
+    check_count("num_dummy_requests", num_dummies, least=0)
+    # Each pipeline stage has a micro-batch in flight, and all of them hold rows on every rank.
+    max_requests = plan.max_sequences * (2 if disaggregated else 1)
+    return Limits(
+        tokens_per_block=plan.tokens_per_block,
+        classes=classes,
+        max_requests=check_count("max_batch_size * pp_size", max_requests),
+        max_dummies=num_dummies,
+        max_seq_len=plan.max_seq_len,
+        extra_tokens=plan.extra_tokens,
+        reserve_tokens=plan.reserve_tokens,
+        has_draft=plan.has_draft,
+        watermark_blocks=watermark_blocks,
+    )

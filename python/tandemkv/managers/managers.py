@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
 from tandemkv.device.cuda_backend import as_stream
-from tandemkv.errors import LedgerError, StepError
+from tandemkv.errors import LedgerError, PoolError, StepError
 from tandemkv.managers.accepted import read_accepted, select
 from tandemkv.managers.admission import Refusal
 from tandemkv.managers.arrays import int_array, publish_flags
@@ -27,6 +27,7 @@ from tandemkv.managers.preemptions import Preemptions
 from tandemkv.managers.preparation import Preparation, hold, name_request, pick
 from tandemkv.managers.probe import Probe
 from tandemkv.managers.registry import Registry
+from tandemkv.managers.resizing import Resizing
 from tandemkv.managers.retention import Retention
 from tandemkv.managers.stats import DecodeSteps, ManagerStats
 from tandemkv.managers.steps import StepRecord, Steps
@@ -34,6 +35,7 @@ from tandemkv.managers.tables import KernelTables
 from tandemkv.managers.transfers import Transfers
 from tandemkv.managers.trees import DraftTrees, TokenMoves
 from tandemkv.managers.views import RoleView
+from tandemkv.planning import Plan
 
 
 class Managers:
@@ -55,6 +57,7 @@ class Managers:
         target: RoleView,
         draft: RoleView | None,
         transfers: Transfers | None = None,
+        resizing: Resizing | None = None,
     ) -> None:
         self._transfers = transfers
         self._ledger = ledger
@@ -71,6 +74,7 @@ class Managers:
         self._decodes = DecodeSteps()
         self._dummies = Dummies(ledger, limits, self._registry)
         self._trees = DraftTrees(ledger, self.views)
+        self._resizing = resizing
         for view in self.views:
             view.attach(self.block_tables)
 
@@ -690,6 +694,50 @@ class Managers:
         """
         with self._lock:
             self._ledger.reset_reuse_state(detach_live)
+
+    def apply_plan(self, plan: Plan, stream: object | None = None) -> NDArray[np.int32]:
+        """Take another plan of the same models: pools of both roles grow or shrink together.
+
+        All or nothing, between steps. Requests stay open and what is cached stays reusable, as far
+        as it fits: the least valuable blocks are evicted where pools get smaller, and pages beyond
+        a new end move. New pools are built beside the old ones, filled, and put in their place:
+        `RoleView.pools` has other buffers then, so whatever holds their addresses (kernels'
+        arguments, captured graphs) must look again, and `block_offsets` is made anew.
+
+        An engine with memory of its own (`materialize=False`) runs the rows that this returns,
+        copies of whole pages as in `moves()`, in its pools of both roles before anything else
+        touches them; then it may give up the pages beyond the new ends, or add new ones.
+
+        Watermark, leases and policy stay as they were built.
+
+        Args:
+            plan: it may differ in the sizes of pools only, and in what they follow from: memory
+                and what else is on the device.
+            stream: the engine's stream, needed for pools on a GPU, which this waits for.
+
+        Returns:
+            int32 `[k, 4]`: class, source page, destination page, tokens; run already where the
+            managers have pools.
+
+        Raises:
+            ConfigError: the plan differs in something else.
+            PoolError: the managers use host or disk, whose executor holds the old pools; or were
+                not built from a plan.
+            StepError: accepted nodes of draft trees wait to be brought together.
+            LedgerError: a step is open, or what must stay does not fit (`.details` has the class,
+                the pages needed and those given).
+            ArrayError: pools on a GPU, and no stream.
+        """
+        with self._lock:
+            self._trees.check_taken()
+            if self._transfers is not None or self._resizing is None:
+                what = "use host or disk" if self._transfers is not None else "have no plan"
+                raise PoolError(f"the managers {what}: build new ones for another plan")
+            moves = self._resizing.apply(plan, stream)
+            self._trees.forget_pools()
+            for cached in ("_mover", "block_offsets"):
+                self.__dict__.pop(cached, None)
+            return moves
 
     def stats(self) -> ManagerStats:
         """Return counts and counters, and what each role uses; see `ManagerStats`."""

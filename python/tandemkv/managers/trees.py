@@ -125,6 +125,10 @@ class DraftTrees:
             self._movers[view.role].run(rows, stream)
         return total
 
+    def forget_pools(self) -> None:
+        """Look at the pools of the views anew; they were replaced."""
+        self._movers.clear()
+
     def check_taken(self) -> None:
         """Refuse to plan anything while copies wait, whose pages could be given away.
 

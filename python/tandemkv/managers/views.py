@@ -105,6 +105,12 @@ class RoleView:
             )
         return found
 
+    def replace(self, plan: RolePlan, pools: Sequence[Pool]) -> None:
+        """Take the pools of another plan; for `Managers.apply_plan`."""
+        self._plan = plan
+        self._pools = tuple(pools)
+        self.__dict__.pop("block_offsets", None)
+
     @property
     def device(self) -> str:
         """Where the tables of this role are read: `cpu`, or `cuda:N`."""
