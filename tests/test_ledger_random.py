@@ -68,10 +68,18 @@ EXPECTED_BELOW = {
     *(f"transfer {pair}" for pair in ("0 to 1", "0 to 2", "1 to 2", "1 to 0", "2 to 0")),
     *("loading", "loading error", "loading 0", "loading 1", "loading 2"),
     *("pending_transfers", "match_tiers", "offload", "offload error", "flush"),
-    *("restore", "restore error", "admit -5", "fits -5", "resume that loads"),
+    *(
+        "restore",
+        "restore error",
+        "adopt",
+        "adopt error",
+        "admit -5",
+        "fits -5",
+        "resume that loads",
+    ),
     *("released while loading", "loads from two tiers"),
     *("stored below", "evicted below", "failed below", "cleared below"),
-    *("failed", "renewed", "rejected", "restored", "lost"),
+    *("failed", "renewed", "rejected", "restored", "adopted", "lost"),
     *("loaded_blocks", "missed_load_tokens", "refused_loading"),
 }
 

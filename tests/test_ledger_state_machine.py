@@ -171,8 +171,9 @@ class TieredMachine(LedgerMachine):
             tier_operations.pending_transfers,
             tier_operations.flush,
             tier_operations.restore,
+            tier_operations.adopt,
         )
-        self.pair.apply(*kinds[pick(0, 4)](self.pair, pick))
+        self.pair.apply(*kinds[pick(0, 5)](self.pair, pick))
 
 
 TestLedgerMachine = LedgerMachine.TestCase

@@ -274,6 +274,11 @@ class CoreLedger:
         digests = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), 32)
         return self.core.restore(tier, cls, digests, _i32(pages))
 
+    def adopt(self, cls: int, keys: list[bytes]) -> tuple[int, list[int]]:
+        digests = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), 32)
+        pages = np.full(len(keys), 99, np.int32)
+        return self.core.adopt(cls, digests, pages), pages.tolist()
+
     def tier_stats(self) -> dict[str, Any]:
         return self.core.tier_stats()
 

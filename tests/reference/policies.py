@@ -31,6 +31,10 @@ class Lru:
         """Rank a block that becomes unprotected."""
         return 0
 
+    def fresh_rank(self) -> int:
+        """Rank a block that was used once, now."""
+        return 0
+
     def order(self, block: Block) -> tuple[int, ...]:
         """Order the leaves: the smallest goes first."""
         return (block.rank, block.last_use)
@@ -51,6 +55,9 @@ class Lfu(Lru):
 
     def rank(self, block: Block) -> int:
         return block.uses + self.age
+
+    def fresh_rank(self) -> int:
+        return self.fresh_uses + self.age
 
     def evicted(self, block: Block) -> None:
         self.age = max(self.age, block.rank)

@@ -19,7 +19,7 @@ from reference.operations import (
     resume,
     suspend,
 )
-from reference.shelves import TIER_NAMES
+from reference.shelves import HOST, TIER_NAMES
 
 
 def transfers(pair: Comparison, pick: Pick) -> Operation:
@@ -93,6 +93,21 @@ def restore(pair: Comparison, pick: Pick) -> Operation:
     return ("restore", name, cls, keys, pages)
 
 
+def adopt(pair: Comparison, pick: Pick) -> Operation:
+    """Bring in what was known once, or is; now and then for a class that cannot have it."""
+    model = pair.model
+    shelves = [shelf for shelf in model.shelves if HOST in shelf.pages]
+    if not shelves or pick(0, 19) == 19:
+        return ("adopt", len(pair.config.num_pages) - pick(0, 1), [bytes(32)])
+    shelf = shelves[pick(0, len(shelves) - 1)]
+    keys = []
+    for _ in range(pick(0, 5)):
+        seen = model.seen_keys
+        other = bytes([pick(0, 255)]) * 32
+        keys.append(seen[pick(0, len(seen) - 1)] if seen and pick(0, 9) < 9 else other)
+    return ("adopt", shelf.classes[pick(0, len(shelf.classes) - 1)], keys)
+
+
 def serve(pair: Comparison, pick: Pick) -> Operation:
     """Do what an engine would do next, so that much is computed, evicted and asked for again."""
     model = pair.model
@@ -137,4 +152,5 @@ TIER_WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     offload: 14,
     flush: 6,
     restore: 8,
+    adopt: 6,
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from reference.shelves import DISK, HOST, TIER_NAMES, Entry, Name, Shelf, TierCopy
 from reference.state import BufferTooSmall, Load, Misuse, cdiv, require
-from reference.tree import Block
+from reference.tree import DEFAULT_PRIORITY, Block
 
 if TYPE_CHECKING:
     from reference.ledger import ReferenceLedger
@@ -200,6 +200,35 @@ class Tiers:
         self.tier_counters["restored"] += len(keys)
         return len(keys)
 
+    def adopt(self: ReferenceLedger, cls: int, keys: list[bytes]) -> tuple[int, list[int]]:
+        """Make entries on the host of what came from elsewhere; return how many and which pages."""
+        shelf = self._shelf_of(cls)
+        if shelf is None or HOST not in shelf.pages:
+            raise Misuse("no pages of this class there")
+        used_now = (DEFAULT_PRIORITY, self.policy.fresh_rank(), self.tick)
+        worth = used_now if shelf is self.shelves[0] else (0, 0, 0)
+        self.offers += len(keys)
+        kept: set[int] = set()
+        pages = []
+        for place, key in enumerate(keys):
+            value = (*worth, self.offers - place)
+            entry, page = shelf.find_key(key), None
+            if entry is not None:
+                entry.value, entry.is_loaded = value, False
+                self.tier_counters["renewed"] += 1
+            else:
+                page = shelf.take(HOST, value, kept)
+                if page is None:
+                    self.tier_counters["rejected"] += 1
+                else:
+                    entry = Entry(key, value)
+                    shelf.put(entry, HOST, page, is_writing=False)
+                    self.tier_counters["adopted"] += 1
+            if entry is not None:
+                kept |= {id(copy) for copy in entry.copies.values()}
+            pages.append(-1 if page is None else page)
+        return len([page for page in pages if page >= 0]), pages
+
     def drop_entries(self: ReferenceLedger) -> None:
         for shelf in self.shelves:
             for entry in list(shelf.entries.values()):
@@ -255,7 +284,7 @@ class Tiers:
     def tier_stats(self: ReferenceLedger) -> dict[str, Any]:
         """Count the pages by state and the transfers by their tiers."""
         counted = {f"{NAMES[source]}_to_{NAMES[end]}": (source, end) for source, end in PAIRS}
-        counted |= {name: name for name in ("failed", "renewed", "rejected", "restored")}
+        counted |= {name: name for name in ("failed", "renewed", "rejected", "restored", "adopted")}
         counters = {name: self.tier_counters[key] for name, key in counted.items()}
         return {
             "shelves": [

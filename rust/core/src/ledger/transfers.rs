@@ -155,7 +155,7 @@ impl Ledger {
     ) -> Result<Vec<Option<u32>>, LedgerError> {
         let used_now = Value {
             priority: Retention::DEFAULT.priority,
-            rank: self.tree.fresh_usage().rank,
+            rank: self.tree.idle_usage().rank,
             last_use: self.tree.tick,
             offer: 0,
         };

@@ -158,6 +158,13 @@ impl Tree {
         self.policy.fresh()
     }
 
+    /// What a block has that was used once and is not used any more.
+    pub(crate) fn idle_usage(&mut self) -> Usage {
+        let mut usage = self.policy.fresh();
+        self.policy.idle(&mut usage);
+        usage
+    }
+
     /// What the policy's later answers depend on, beside the nodes.
     pub(crate) fn policy_state(&self) -> String {
         self.policy.state()
