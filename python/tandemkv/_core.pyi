@@ -21,6 +21,7 @@ __all__ = [
     "group_cost",
     "layer_bytes_per_token",
     "layer_state_bytes",
+    "page_checksum",
     "path_moves",
     "resolve_lifetime",
     "slot_mapping",
@@ -633,8 +634,8 @@ def copy_pages(
 def checksum(*buffers: _U8 | bytes | memoryview) -> bytes:
     """BLAKE3 of the buffers' bytes, one after the other, as 32 bytes.
 
-    Each is u8[bytes] or holds bytes (`bytes`, `memoryview`, `mmap`). The GIL is released meanwhile,
-    so they must not be written to.
+    Each is u8[bytes] or holds bytes (`bytes`, `memoryview`, `mmap`). The GIL is released meanwhile
+    from 256 KiB on, so they must not be written to.
 
     Raises:
         LedgerError: a buffer of another form.
@@ -657,4 +658,11 @@ def path_moves(
     before the `advance` of the step, and the rows are run before anything that is planned after
     it, as if one after the other, in the pools of that role (0 target, 1 draft). See "Draft
     trees" in docs/ledger.md.
+    """
+
+def page_checksum(*buffers: _U8 | bytes | memoryview) -> bytes:
+    """XXH3-128 of the same bytes, big-endian, as 16 bytes: against faults, not against people.
+
+    Raises:
+        LedgerError: a buffer of another form.
     """

@@ -102,6 +102,26 @@ def test_checksums_are_blake3(size: int) -> None:
     assert _core.checksum(memoryview(memory)[:0], data).hex() == VECTORS[size]
 
 
+# Of the same input, by the reference implementation (python-xxhash).
+XXH3_VECTORS = {
+    0: "99aa06d3014798d86001c324468d497f",
+    1: "a6cd5e9392000f6ac44bdff4074eecdb",
+    16: "72950631827607e2842812cc870dcae2",
+    240: "65b5be86da5540e7c92b68e16f83bbb6",
+    1024: "d0ac1f7b93bf57b9e5d78bafa45b2aa5",
+    31744: "786ea195976b880d5162bbaf8b257803",
+}
+
+
+@pytest.mark.parametrize("size", XXH3_VECTORS)
+def test_checksums_of_pages_are_xxh3(size: int) -> None:
+    data = np.resize(np.arange(251, dtype=np.uint8), size)
+    assert _core.page_checksum(data).hex() == XXH3_VECTORS[size]
+    assert _core.page_checksum(data[: size // 3], data[size // 3 :]).hex() == XXH3_VECTORS[size]
+    with pytest.raises(LedgerError, match=r"buffers\[0\] must be an array of uint8"):
+        _core.page_checksum(data.astype(np.int32))
+
+
 def test_a_checksum_needs_bytes() -> None:
     with pytest.raises(LedgerError, match=r"buffers\[1\] must be an array of uint8, got int64"):
         _core.checksum(b"", np.zeros(3, np.int64))

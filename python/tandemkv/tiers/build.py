@@ -88,7 +88,7 @@ def build_executor(
     local_ranks: int = 1,
     reserved_bytes: int = 0,
     limits: HostLimits | None = None,
-    threads: int = 2,
+    threads: int = 4,
     staging_pages: int = 16,
     when_full: WhenFull = "fail",
 ) -> Executor:

@@ -56,7 +56,7 @@ class TierExecutor:
         copier: PageCopier,
         host: HostTier | None = None,
         disk: PageStore | None = None,
-        threads: int = 2,
+        threads: int = 4,
         staging_pages: int = 16,
         when_full: WhenFull = "fail",
         pin: Pinner | None = None,

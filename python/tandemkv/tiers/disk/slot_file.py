@@ -115,7 +115,7 @@ class SlotFile:
             shape.page_bytes,
             self._fingerprint,
             key,
-            _core.checksum(*parts),
+            _core.page_checksum(*parts),
         )
         slot = self._buffer(shape.slot_bytes)
         slot[shape.page_bytes : -TRAILER_BYTES] = 0
@@ -145,7 +145,7 @@ class SlotFile:
         if trailer.key != key:
             raise TierError(f"the page holds key {trailer.key.hex()}, not {key.hex()}", tier="disk")
         content = parts if in_place else [slot[: shape.page_bytes]]
-        if _core.checksum(*content) != trailer.checksum:
+        if _core.page_checksum(*content) != trailer.checksum:
             raise TierError("the page's checksum is not that of its bytes", tier="disk")
         if not in_place:
             start = 0
@@ -216,14 +216,16 @@ class SlotFile:
         """Refuse what is no trailer, or that of another page or store."""
         if trailer is None:
             raise TierError("the page was not written whole", tier="disk")
-        for name, found, wanted in (
-            ("class", trailer.class_index, self._class_index),
-            ("page", trailer.page, page),
-            ("bytes", trailer.page_bytes, self._shape.page_bytes),
-            ("fingerprint", trailer.fingerprint.hex(), self._fingerprint.hex()),
-        ):
-            if found != wanted:
-                raise TierError(f"the page has {name} {found}, not {wanted}", tier="disk")
+        place = (trailer.class_index, trailer.page, trailer.page_bytes)
+        wanted = (self._class_index, page, self._shape.page_bytes)
+        if place != wanted:
+            raise TierError(f"the page has (class, page, bytes) {place}, not {wanted}", tier="disk")
+        if trailer.fingerprint != self._fingerprint:
+            raise TierError(
+                f"the page has fingerprint {trailer.fingerprint.hex()}, not "
+                f"{self._fingerprint.hex()}",
+                tier="disk",
+            )
         return trailer
 
     def _in_place(self, parts: Sequence[Part]) -> bool:

@@ -10,6 +10,7 @@ its key at some time, which is the same bytes at any time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from struct import Struct
 
 from tandemkv import _core
@@ -20,7 +21,7 @@ BLOCK_BYTES = 4096
 DIGEST_BYTES = 32
 
 _MAGIC = b"TKVPAGE\n"
-_FIELDS = Struct("<8sIQQQ32s32s32s")
+_FIELDS = Struct("<8sIQQQ32s32s16s")
 TRAILER_BYTES = _FIELDS.size + DIGEST_BYTES
 
 # The system reads and writes less than 2 GiB at a time.
@@ -32,7 +33,7 @@ def slot_bytes(page_bytes: int) -> int:
     return -(-(page_bytes + TRAILER_BYTES) // BLOCK_BYTES) * BLOCK_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoreClass:
     """The pages of one class.
 
@@ -44,12 +45,12 @@ class StoreClass:
     part_bytes: tuple[int, ...]
     num_pages: int
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         """Bytes of a page, all groups together."""
         return sum(self.part_bytes)
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
         """Bytes of a slot of its file."""
         return slot_bytes(self.page_bytes)
@@ -70,7 +71,7 @@ class Trailer:
         page_bytes: bytes of the page.
         fingerprint: of the store.
         key: the tier key, 32 bytes.
-        checksum: BLAKE3 of the page.
+        checksum: XXH3-128 of the page, 16 bytes.
     """
 
     class_index: int
