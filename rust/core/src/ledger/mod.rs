@@ -23,7 +23,8 @@
 //! | `sides.rs` | windows and states: what a hit needs, pins, pruning |
 //! | `snapshot.rs` | states that become reusable |
 //! | `identity.rs` | scopes and media |
-//! | `lower.rs` | what lower tiers add to a match; sequences whose pages are on their way |
+//! | `lower.rs` | what lower tiers add to a match |
+//! | `load.rs` | sequences whose pages are on their way from there |
 //! | `transfers.rs` | transfers out, completions in |
 //! | `probe.rs` | what a scheduler asks first: what would fit, why a match ended |
 //! | `victims.rs` | what preempting sequences would give |
@@ -43,6 +44,7 @@ mod grow;
 mod identity;
 mod keys;
 mod lease;
+mod load;
 mod lower;
 mod paths;
 mod prepare;
@@ -88,7 +90,7 @@ use crate::classes::Classes;
 use crate::error::LedgerError;
 use crate::ids::{Handle, Row};
 use crate::ledger::identity::Identity;
-use crate::ledger::lower::Load;
+use crate::ledger::load::Load;
 use crate::ledger::sides::{PendingCopy, WindowRow};
 use crate::pool::Pool;
 use crate::prefix::{Store, Tree};

@@ -3,10 +3,14 @@
 //! `docs/tiers.md` is the contract. Nothing here knows tokens or sequences: entries are found by keys.
 #![allow(clippy::similar_names, reason = "a shelf is not self")]
 
+mod counters;
+mod external;
+mod inspect;
 mod shelf;
 
 use std::collections::{BTreeMap, VecDeque};
 
+pub use counters::TierCounters;
 pub use shelf::ShelfStats;
 pub(crate) use shelf::{DISK, HOST, LOWER, Shelf, State, Value};
 
@@ -57,49 +61,6 @@ struct Transfer {
     kind: Kind,
     /// Whether its rows were handed out.
     handed_out: bool,
-}
-
-macro_rules! tier_counters {
-    ($($(#[$meta:meta])* $name:ident,)*) => {
-        /// What has happened to pages of lower tiers, in blocks of a shelf.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-        pub struct TierCounters {
-            $($(#[$meta])* pub $name: u64,)*
-        }
-
-        impl TierCounters {
-            /// Names and values, in a fixed order.
-            #[must_use]
-            pub fn named(&self) -> Vec<(&'static str, u64)> {
-                vec![$((stringify!($name), self.$name),)*]
-            }
-        }
-    };
-}
-
-tier_counters! {
-    /// Completed copies from the device to the host.
-    device_to_host,
-    /// Completed copies from the device to disk.
-    device_to_disk,
-    /// Completed copies from the host to disk.
-    host_to_disk,
-    /// Completed copies from the host to the device.
-    host_to_device,
-    /// Completed copies from disk to the device.
-    disk_to_device,
-    /// Transfers that failed.
-    failed,
-    /// Offers of what lay below already.
-    renewed,
-    /// Offers that found no page.
-    rejected,
-    /// Copies given up for others that were nowhere else.
-    lost,
-    /// Entries that `restore` made.
-    restored,
-    /// Entries that `adopt` made.
-    adopted,
 }
 
 /// Pages of a shelf on one tier.
@@ -404,36 +365,6 @@ impl Tiers {
         }
     }
 
-    /// Makes entries with valid copies, least valuable first, of keys that are unknown and pages that are
-    /// free, which the caller has checked.
-    /// `are_blocks` says that the keys are those of blocks as well.
-    pub(crate) fn restore(
-        &mut self,
-        shelf: usize,
-        level: usize,
-        items: &[(BlockKey, u32)],
-        are_blocks: bool,
-    ) {
-        let here = &mut self.shelves[shelf];
-        let mut taken = vec![false; here.levels[level].pages as usize];
-        for &(_, page) in items {
-            taken[page as usize] = true;
-        }
-        here.levels[level]
-            .free
-            .retain(|&page| !taken[page as usize]);
-        for &(key, page) in items {
-            self.offers += 1;
-            let value = Value {
-                offer: self.offers,
-                ..Value::default()
-            };
-            let block = are_blocks.then_some(key);
-            here.insert((key, block), value, level, page, State::Valid);
-        }
-        self.counters.restored += items.len() as u64;
-    }
-
     /// Collects what events have to say from now on.
     pub(crate) fn keep_notes(&mut self) {
         self.shelves[BLOCKS_SHELF].notes = Some(Vec::new());
@@ -443,62 +374,6 @@ impl Tiers {
     pub(crate) fn take_notes(&mut self) -> Vec<Note> {
         let notes = self.shelves[BLOCKS_SHELF].notes.as_mut();
         notes.map(std::mem::take).unwrap_or_default()
-    }
-
-    /// Makes entries with valid host copies, the first key first, as far as there is room, without taking
-    /// what the same call found or made. `are_blocks` says that the keys are those of blocks as well. Returns
-    /// the pages of those that were made.
-    pub(crate) fn adopt(
-        &mut self,
-        shelf: usize,
-        keys: &[BlockKey],
-        value: Value,
-        are_blocks: bool,
-    ) -> Vec<Option<u32>> {
-        self.offers += keys.len() as u64;
-        let mut claimed = Vec::with_capacity(keys.len());
-        let mut pages = Vec::with_capacity(keys.len());
-        for (at, &key) in (0..).zip(keys) {
-            // The first block of a prompt is worth most: the others are of no use without it.
-            let offer = self.offers - at;
-            let block = are_blocks.then_some(key);
-            let (id, page) = self.adopt_one(shelf, (key, block), Value { offer, ..value });
-            if let Some(id) = id {
-                self.claim(EntryRef { shelf, id }, true);
-                claimed.push(EntryRef { shelf, id });
-            }
-            pages.push(page);
-        }
-        for entry in claimed {
-            self.claim(entry, false);
-        }
-        pages
-    }
-
-    /// The entry of a key, and its page if it was made.
-    fn adopt_one(
-        &mut self,
-        shelf: usize,
-        key: (BlockKey, Option<BlockKey>),
-        value: Value,
-    ) -> (Option<u32>, Option<u32>) {
-        let here = &mut self.shelves[shelf];
-        if let Some(id) = here.find(&key.0) {
-            here.change(id, |entry| {
-                entry.value = value;
-                entry.loaded = false;
-            });
-            self.counters.renewed += 1;
-            return (Some(id), None);
-        }
-        let Some((page, lost)) = here.take_page(HOST, value) else {
-            self.counters.rejected += 1;
-            return (None, None);
-        };
-        self.counters.lost += lost;
-        self.counters.adopted += 1;
-        let id = here.insert(key, value, HOST, page, State::Valid);
-        (Some(id), Some(page))
     }
 
     /// Drops every entry.
@@ -518,76 +393,5 @@ impl Tiers {
         (0..LOWER)
             .filter(|&level| levels[level].pages > 0)
             .map(tier_of)
-    }
-
-    /// Pages by tier and shelf.
-    pub(crate) fn stats(&self) -> Vec<TierShelf> {
-        let mut all = Vec::new();
-        for level in 0..LOWER {
-            for shelf in &self.shelves {
-                let classes = shelf.places.iter().map(|&place| self.class_at[place]);
-                all.push(TierShelf {
-                    tier: tier_of(level),
-                    classes: classes.collect(),
-                    pages: shelf.stats(level),
-                });
-            }
-        }
-        all
-    }
-
-    /// What later answers depend on.
-    pub(crate) fn state(&self) -> String {
-        let shelves: Vec<String> = self.shelves.iter().map(Shelf::state).collect();
-        format!(
-            "{shelves:?}{:?}{:?}{}{}",
-            self.planned, self.transfers, self.newest, self.offers
-        )
-    }
-
-    /// Checks that pages, entries and transfers agree.
-    pub(crate) fn validate(&self) {
-        let mut pins: BTreeMap<(EntryRef, usize), u32> = BTreeMap::new();
-        let mut writing: BTreeMap<(EntryRef, usize), u32> = BTreeMap::new();
-        let mut loading: BTreeMap<EntryRef, u32> = BTreeMap::new();
-        for transfer in self.transfers.values() {
-            match transfer.kind {
-                Kind::Down { level } => *writing.entry((transfer.entry, level)).or_default() += 1,
-                Kind::Spill => {
-                    *pins.entry((transfer.entry, HOST)).or_default() += 1;
-                    *writing.entry((transfer.entry, DISK)).or_default() += 1;
-                }
-                Kind::Up { level, .. } => {
-                    *pins.entry((transfer.entry, level)).or_default() += 1;
-                    *loading.entry(transfer.entry).or_default() += 1;
-                }
-            }
-        }
-        for (at, shelf) in self.shelves.iter().enumerate() {
-            shelf.validate();
-            let mut spilling = 0;
-            for id in shelf.ids() {
-                let entry = EntryRef { shelf: at, id };
-                for (level, copy) in shelf.entries[id].copies.iter().enumerate() {
-                    let expected = pins.remove(&(entry, level)).unwrap_or(0);
-                    assert_eq!(copy.pins, expected, "pins of {entry:?} at {level}");
-                    let written = writing.remove(&(entry, level)).unwrap_or(0);
-                    assert_eq!(u32::from(copy.state == State::Writing), written);
-                    spilling += u32::from(
-                        level == DISK
-                            && copy.state == State::Writing
-                            && shelf.entries[id].copies[HOST].pins > 0,
-                    );
-                }
-                let loads = loading.remove(&entry).unwrap_or(0);
-                assert_eq!(
-                    u32::from(shelf.entries[id].loading),
-                    loads,
-                    "one load at a time"
-                );
-            }
-            assert_eq!(shelf.levels[HOST].spilling, spilling);
-        }
-        assert!(pins.is_empty() && writing.is_empty() && loading.is_empty());
     }
 }
