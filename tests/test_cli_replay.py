@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -21,6 +23,8 @@ AZURE = str(TRACES / "azure_llm_2023_code_head200.csv")
 SESSION = str(TRACES / "kv_cache_tester" / "trace_0693.json")
 
 WITHOUT_MODEL = ["--gpu-memory", "9", "--cache-only", "--capacity-tokens", "64"]
+
+SMALL_CACHE = ["--trace", SESSION, "--cache-only", "--capacity-tokens", "64"]
 
 # Keys that stay.
 KEYS = {
@@ -183,8 +187,31 @@ def test_a_trace_of_which_nothing_can_be_served_is_status_1(capsys, tmp_path):
         (["--trace", SESSION, "--tokens-per-block", "0"], ["tokens_per_block is 0"]),
         (["--trace", SESSION, "--policy", "fifo"], ["--policy", "fifo", "lru"]),
         (["--trace", SESSION, "--hash-ids", "some"], ["--hash-ids", "some"]),
-        (["--trace", SESSION, "--host-memory", "1GiB"], ["--host-memory", "device memory"]),
-        (["--trace", SESSION, "--disk-memory", "1GiB"], ["--disk-memory", "device memory"]),
+        (
+            ["--trace", SESSION, "--host-memory", "1GiB", "--cache-only"],
+            ["--host-memory", "--model"],
+        ),
+        (
+            ["--trace", SESSION, "--disk-memory", "1GiB", "--cache-only"],
+            ["--disk-memory", "--model"],
+        ),
+        (["--trace", SESSION, "--host-memory", "1G"], ["--host-memory", "'1G'"]),
+        (
+            ["--trace", SESSION, "--host-tokens", "64", "--cache-only"],
+            ["--host-tokens", "'64'", "--capacity-tokens"],
+        ),
+        ([*SMALL_CACHE, "--host-tokens", "63"], ["--host-tokens", "'63'", "64"]),
+        ([*SMALL_CACHE, "--disk-tokens", "unlimited"], ["--disk-tokens", "'unlimited'"]),
+        ([*SMALL_CACHE, "--host-bandwidth", "9"], ["--host-bandwidth is 9", "--cache-only"]),
+        (
+            ["--trace", SESSION, "--model", "x", "--gpu-memory", "9", "--host-bandwidth", "9"],
+            ["--host-bandwidth is 9", "--host-memory"],
+        ),
+        (
+            ["--trace", SESSION, "--model", "x", "--gpu-memory", "9", "--disk-bandwidth", "0"],
+            ["--disk-bandwidth is 0"],
+        ),
+        ([*SMALL_CACHE, "--html", "no/such/folder/a.html"], ["no/such/folder/a.html"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, arguments, words):
@@ -271,3 +298,95 @@ def test_cache_only_refuses_models_whose_layers_drop_tokens(
     given = ["--trace", TAUBENCH, "--tokens-per-block", "16", "--cache-only", "--model", gemma]
     assert main(["replay", *given, "--gpu-memory", "8GiB"]) == 2
     assert "the model has a sliding_window group" in capsys.readouterr().err
+
+
+# What host and disk did; keys that stay as well.
+TIER_KEYS = {
+    *("host_pages", "disk_pages", "hit_tokens_by_tier", "loaded_blocks", "offloaded_blocks"),
+    *("rejected", "lost", "moved_blocks", "moved_bytes"),
+    *("loading_requests", "loading_ms_p50", "loading_ms_p95"),
+}
+
+
+def test_cache_only_takes_tiers_in_tokens(capsys):
+    arguments = ["--trace", SESSION, "--cache-only", "--capacity-tokens", "38_400"]
+    alone = run_json(capsys, *arguments)
+    assert alone["tiers"] is None
+    both = run_json(capsys, *arguments, "--host-tokens", "6400", "--disk-tokens", "12,800")
+    tiers = both["tiers"]
+    assert set(tiers) == TIER_KEYS <= set(both["definitions"]) | TIER_KEYS
+    assert (tiers["host_pages"], tiers["disk_pages"], tiers["moved_bytes"]) == (100, 200, None)
+    assert sum(tiers["hit_tokens_by_tier"].values()) == both["hit_tokens"] >= alone["hit_tokens"]
+
+
+def test_serving_takes_tiers_in_bytes(capsys, model):
+    """A block of 16 tokens has 4 KiB, so a page on disk with its trailer has 8."""
+    arguments = ["--trace", TAUBENCH, "--time-unit", "ms", "--tokens-per-block", "16"]
+    arguments += ["--model", model, "--gpu-memory", "404KiB", "--max-batch-size", "2"]
+    arguments += ["--max-seq-len", "1024", "--host-memory", "160KiB", "--disk-memory", "4MiB"]
+    answer = run_json(capsys, *arguments)
+    tiers = answer["tiers"]
+    assert tiers["host_pages"] == 40
+    assert 500 <= tiers["disk_pages"] < 512
+    assert sum(tiers["hit_tokens_by_tier"].values()) == answer["hit_tokens"]
+    assert tiers["hit_tokens_by_tier"]["disk"] > 0
+    assert tiers["moved_bytes"] == {
+        name: blocks * 4096 for name, blocks in tiers["moved_blocks"].items()
+    }
+    assert tiers["loading_requests"] == 0
+    slow = run_json(capsys, *arguments, "--host-bandwidth", "400KiB", "--disk-bandwidth", "40KiB")
+    assert slow["tiers"]["loading_requests"] > 0
+    assert slow["tiers"]["loading_ms_p95"] >= slow["tiers"]["loading_ms_p50"] > 0
+    assert slow["served_requests"] == answer["served_requests"]
+
+
+def test_the_report_shows_tiers(capsys, model):
+    arguments = ["replay", "--trace", TAUBENCH, "--time-unit", "ms", "--tokens-per-block", "16"]
+    arguments += ["--model", model, "--gpu-memory", "404KiB", "--max-batch-size", "2"]
+    arguments += ["--max-seq-len", "1024", "--host-memory", "1MiB", "--host-bandwidth", "400KiB"]
+    assert main(arguments) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("hit tokens by tier", "device to host", "loading requests", "KiB with all"):
+        assert words in text
+
+
+def test_the_page_needs_nothing_else_and_shows_every_figure(capsys, tmp_path):
+    path = tmp_path / "replay.html"
+    arguments = ["--trace", SESSION, "--cache-only", "--capacity-tokens", "38400"]
+    answer = run_json(capsys, *arguments, "--host-tokens", "6400", "--html", str(path))
+    page = path.read_text()
+    for figure in (answer["hit_tokens"], answer["evicted_blocks"], answer["requests"]):
+        assert f"{figure:,}" in page
+    for tier, tokens in answer["tiers"]["hit_tokens_by_tier"].items():
+        assert f"{tier}: {tokens:,}" in page
+    assert page.count("<polyline") == 2
+    # Tags are closed, and nothing is fetched.
+    ElementTree.fromstring(
+        page.partition("<body>")[2].partition("</body>")[0].join(("<b>", "</b>"))
+    )
+    assert not re.search(r"<script|<link|<img|https?:|url\(", page)
+
+
+def test_a_page_of_a_replay_in_which_nothing_ran(capsys, tmp_path):
+    trace, page = tmp_path / "<trace>.jsonl", tmp_path / "replay.html"
+    trace.write_text('{"input_length": 64, "output_length": 1, "hash_ids": [1, 2, 3, 4]}\n')
+    arguments = ["--trace", str(trace), "--tokens-per-block", "16", "--cache-only"]
+    assert main(["replay", *arguments, "--capacity-tokens", "32", "--html", str(page)]) == 1
+    capsys.readouterr()
+    text = page.read_text()
+    assert "Nothing ran" in text
+    assert "request 0: needs 4 pages" in text
+    assert "&lt;trace&gt;" in text
+
+
+def test_lower_tiers_need_a_group_that_keeps_every_token(capsys, tmp_path, model):
+    path = tmp_path / "mamba.json"
+    path.write_text(
+        json.dumps(
+            json.loads(Path(model).read_text()) | {"sliding_window": 64, "model_type": "mistral"}
+        )
+    )
+    arguments = ["--trace", TAUBENCH, "--time-unit", "ms", "--tokens-per-block", "16"]
+    arguments += ["--model", str(path), "--gpu-memory", "64MiB", "--host-memory", "64MiB"]
+    arguments += ["--max-batch-size", "2", "--cached-endpoints", "4"]
+    assert "--host-memory is 67108864; lower tiers need" in error_line(capsys, *arguments)

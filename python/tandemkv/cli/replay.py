@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,39 +15,38 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tandemkv.cli import options
 from tandemkv.cli.plan import read_draft
-from tandemkv.config import (
-    EVICTION_POLICIES,
-    MAX_INT32,
-    KvCacheConfig,
-    Mapping,
-    SpeculativeConfig,
-)
+from tandemkv.cli.replay_options import check_options, check_tiers, whole_pages
+from tandemkv.config import EVICTION_POLICIES, KvCacheConfig, Mapping, SpeculativeConfig
 from tandemkv.errors import ReplayError
 from tandemkv.geometry.layers import ModelGeometry
 from tandemkv.managers import build_managers
 from tandemkv.planning import Plan
 from tandemkv.planning import plan as make_plan
 from tandemkv.planning.groups import FULL
-from tandemkv.replay import ReplayReport, ServingOptions, Trace, read_trace, replay_cache, serve
+from tandemkv.replay import (
+    Links,
+    ModelledExecutor,
+    ReplayReport,
+    ServingOptions,
+    Trace,
+    read_trace,
+    replay_cache,
+    serve,
+)
+from tandemkv.replay.html import report_html
 from tandemkv.replay.render import print_report
+from tandemkv.tiers import tier_pages
 
 OK, DOES_NOT_FIT = 0, 1
 
 _MAX_NUM_TOKENS = 8192
 """Tokens of a step where nothing was given; the chunk of common engines."""
 
+_PER_SECOND = "Bytes per second, rank and direction"
+_AT_ONCE = "default: copies take no time"
+
 _TOKENS_PER_BLOCK = 32
 """The ledger's block in serving where nothing was given, as in `KvCacheConfig`."""
-
-_MODEL_OPTIONS = {
-    "draft": "--draft",
-    "spec": "--spec",
-    "gpu_memory": "--gpu-memory",
-    "kv_dtype": "--kv-dtype",
-    "draft_kv_dtype": "--draft-kv-dtype",
-    "cached_endpoints": "--cached-endpoints",
-    "state_snapshot_interval": "--state-snapshot-interval",
-}
 
 
 @click.command("replay")
@@ -70,8 +70,10 @@ _MODEL_OPTIONS = {
 @click.option("--draft", help="config.json of the draft; MTP modes read it from --model.")
 @options.speculation("--spec", help=options.SPEC_HELP)
 @options.size("--gpu-memory", help="Device bytes per rank.")
-@click.option("--host-memory", hidden=True)
-@click.option("--disk-memory", hidden=True)
+@options.size("--host-memory", help="Host bytes per rank; default: no host tier.")
+@options.size("--disk-memory", help="Disk bytes per rank; default: no disk tier.")
+@options.size("--host-bandwidth", help=f"{_PER_SECOND} between device and host; {_AT_ONCE}.")
+@options.size("--disk-bandwidth", help=f"{_PER_SECOND} from and to disk; {_AT_ONCE}.")
 @click.option("--kv-dtype", help="bf16, fp16, fp32, fp8 or nvfp4; default: the config's.")
 @click.option("--draft-kv-dtype", help="The same for the draft; never inherited from the target.")
 @click.option("--tp", "tp_size", type=int, default=1, show_default=True, help="Tensor ranks.")
@@ -95,6 +97,9 @@ _MODEL_OPTIONS = {
 @click.option(
     "--capacity-tokens", metavar="N|unlimited", help="With --cache-only: size of the cache."
 )
+@click.option("--host-tokens", metavar="N", help="Beside --capacity-tokens: size of a host tier.")
+@click.option("--disk-tokens", metavar="N", help="Beside --capacity-tokens: size of a disk tier.")
+@click.option("--html", "html_path", metavar="FILE", help="Also write the report as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def replay(
     *,
@@ -105,6 +110,7 @@ def replay(
     time_unit: Any,
     cache_only: bool,
     capacity_tokens: str | None,
+    html_path: str | None,
     as_json: bool,
     **given: Any,
 ) -> int:
@@ -123,7 +129,9 @@ def replay(
         hash_rule=hash_ids,
         time_unit=time_unit,
     )
-    _check_options(cache_only, capacity_tokens, given)
+    check_options(cache_only, capacity_tokens, given)
+    if html_path is not None:
+        Path(html_path).touch()  # a place that cannot be written is found before the work
     tokens_per_block = tokens_per_block or _default_block(trace, cache_only)
     plan = None if given["model"] is None else _plan(tokens_per_block, given)
     with _progress_bar(len(trace), shown=not as_json) as progress:
@@ -133,11 +141,13 @@ def replay(
                 tokens_per_block=tokens_per_block,
                 policy=given["policy"],
                 progress=progress,
-                **_cache_size(plan, capacity_tokens, tokens_per_block),
+                **_cache_size(plan, capacity_tokens, tokens_per_block, given),
             )
         else:
             assert plan is not None
             report = _run_serving(trace, plan, given, progress)
+    if html_path is not None:
+        Path(html_path).write_text(report_html(report), encoding="utf-8")
     if as_json:
         answer = report.to_dict()
         if plan is not None:
@@ -160,40 +170,15 @@ def _default_block(trace: Trace, cache_only: bool) -> int:
     return _TOKENS_PER_BLOCK
 
 
-def _check_options(cache_only: bool, capacity_tokens: str | None, given: dict[str, Any]) -> None:
-    """Refuse options that contradict each other or are missing, before anything is built."""
-    for name in ("host_memory", "disk_memory"):
-        if given[name] is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise ReplayError(f"{option} is {given[name]!r}; a replay uses device memory only")
-    if capacity_tokens is not None and not cache_only:
-        raise ReplayError(f"--capacity-tokens is {capacity_tokens!r}, which needs --cache-only")
-    if given["model"] is None:
-        for name, option in _MODEL_OPTIONS.items():
-            if given[name] is not None:
-                raise ReplayError(f"{option} is given without --model")
-        if capacity_tokens is None:
-            raise ReplayError(
-                "--cache-only needs --capacity-tokens, or --model and --gpu-memory"
-                if cache_only
-                else "serving needs --model and --gpu-memory; --cache-only does not"
-            )
-        return
-    if capacity_tokens is not None:
-        raise ReplayError(
-            f"--capacity-tokens is {capacity_tokens!r}, but --model and --gpu-memory give the size"
-        )
-    if given["gpu_memory"] is None:
-        raise ReplayError("--model needs --gpu-memory")
-
-
 def _plan(tokens_per_block: int, given: dict[str, Any]) -> Plan:
     spec: SpeculativeConfig | None = given["spec"]
-    return make_plan(
+    plan = make_plan(
         ModelGeometry.from_hf(given["model"], kv_dtype=given["kv_dtype"]),
         read_draft(given["model"], given["draft"], given["draft_kv_dtype"], spec),
         config=KvCacheConfig(
             max_gpu_total_bytes=given["gpu_memory"],
+            host_cache_size=given["host_memory"] or 0,
+            disk_cache_size=given["disk_memory"] or 0,
             tokens_per_block=tokens_per_block,
             max_batch_size=given["max_batch_size"],
             max_seq_len=given["max_seq_len"],
@@ -205,47 +190,42 @@ def _plan(tokens_per_block: int, given: dict[str, Any]) -> Plan:
         mapping=Mapping(tp_size=given["tp_size"], pp_size=given["pp_size"]),
         speculative=spec,
     )
+    check_tiers(plan, given)
+    return plan
 
 
 def _cache_size(
-    plan: Plan | None, capacity_tokens: str | None, tokens_per_block: int
+    plan: Plan | None, capacity_tokens: str | None, tokens_per_block: int, given: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments of `replay_cache` that the plan or the given capacity decides."""
     if plan is None:
         assert capacity_tokens is not None
-        return {"usable_pages": _usable_pages(capacity_tokens, tokens_per_block)}
+        return {
+            "usable_pages": None
+            if capacity_tokens == "unlimited"
+            else whole_pages("--capacity-tokens", capacity_tokens, tokens_per_block),
+            **{
+                f"{tier}_pages": whole_pages(option, given[f"{tier}_tokens"], tokens_per_block)
+                for tier, option in (("host", "--host-tokens"), ("disk", "--disk-tokens"))
+                if given[f"{tier}_tokens"] is not None
+            },
+        }
     for group in plan.groups():
         if group.rule != FULL:
             raise ReplayError(
                 f"--cache-only counts blocks that keep every token; the model has a "
                 f"{group.lifetime} group: leave --cache-only out to replay it"
             )
-    spec = plan.speculative
+    spec, pages = plan.speculative, tier_pages(plan)
     return {
         "usable_pages": plan.num_blocks - 1,
         "has_draft": plan.draft_name is not None,
         "lookahead": spec.lookahead if spec is not None else 0,
         "extra_tokens": spec.extra_tokens if spec is not None else 0,
+        "host_pages": pages.host[0],
+        "disk_pages": pages.disk[0],
+        "links": Links.of(plan),
     }
-
-
-def _usable_pages(capacity_tokens: str, tokens_per_block: int) -> int | None:
-    """Whole pages of the capacity; None for `unlimited`."""
-    if capacity_tokens == "unlimited":
-        return None
-    tokens = options.whole_number(capacity_tokens.replace("_", "").replace(",", ""))
-    if tokens is None or tokens < tokens_per_block:
-        raise ReplayError(
-            f"--capacity-tokens is {capacity_tokens!r}; tokens of at least one block of "
-            f"{tokens_per_block}, or 'unlimited', are needed"
-        )
-    pages = tokens // tokens_per_block
-    if pages >= MAX_INT32:
-        raise ReplayError(
-            f"--capacity-tokens is {capacity_tokens!r}; at most {MAX_INT32 - 1} blocks of "
-            f"{tokens_per_block} tokens are supported"
-        )
-    return pages
 
 
 def _run_serving(
@@ -260,7 +240,12 @@ def _run_serving(
         seed=given["seed"],
         step_ms=given["step_ms"],
     )
-    managers = build_managers(plan, rank=0, device="cpu", materialize=False)
+    executor = None
+    if plan.num_host_blocks or plan.num_disk_blocks:
+        executor = ModelledExecutor(
+            Links.of(plan, given["host_bandwidth"], given["disk_bandwidth"])
+        )
+    managers = build_managers(plan, rank=0, device="cpu", materialize=False, executor=executor)
     return serve(trace, managers, serving, progress)
 
 

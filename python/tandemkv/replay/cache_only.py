@@ -16,8 +16,11 @@ import numpy as np
 from tandemkv import _core
 from tandemkv.config import EvictionPolicy
 from tandemkv.errors import ReplayError
+from tandemkv.managers.transfers import Transfers
 from tandemkv.replay.report import PageSeries, PromptCounts, ReplayReport
+from tandemkv.replay.tier_report import LoadedBlocks, TierReport
 from tandemkv.replay.trace import UNIQUE_BASE, Trace
+from tandemkv.replay.transfers import Links, ModelledExecutor
 
 
 def replay_cache(
@@ -29,6 +32,9 @@ def replay_cache(
     lookahead: int = 0,
     extra_tokens: int = 0,
     policy: EvictionPolicy = "lru",
+    host_pages: int = 0,
+    disk_pages: int = 0,
+    links: Links | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ReplayReport:
     """Feed every request through admit, commit and release, without publishing its tail.
@@ -41,6 +47,9 @@ def replay_cache(
         lookahead: later tokens that draft KV depends on.
         extra_tokens: room kept beyond what is written.
         policy: in which order cached blocks are evicted.
+        host_pages: pages of a host tier, >= 0.
+        disk_pages: pages of a disk tier, >= 0.
+        links: bytes of a page, for the report of tiers; copies take no time here. None: unknown.
         progress: called with the number of requests done, every few requests.
 
     Raises:
@@ -51,6 +60,9 @@ def replay_cache(
         usable_pages = max(1, _most_pages(trace, tokens_per_block, lookahead))
     if usable_pages < 1:
         raise ReplayError(f"usable pages are {usable_pages}; must be at least 1")
+    for name, pages in (("host", host_pages), ("disk", disk_pages)):
+        if pages < 0:
+            raise ReplayError(f"{name} pages are {pages}; must be at least 0")
     tail_tokens = max(1, lookahead)
     tail_pages = -(-(tail_tokens + extra_tokens) // tokens_per_block)
     lengths = trace.input_tokens // tokens_per_block * tokens_per_block
@@ -64,8 +76,12 @@ def replay_cache(
         lookahead=lookahead,
         partial_reuse=False,
         policy=policy,
+        host_pages=[host_pages] if host_pages else None,
+        disk_pages=[disk_pages] if disk_pages else None,
     )
-    feed = _Feed(ledger, has_draft)
+    executor = ModelledExecutor(links)
+    transfers = Transfers(ledger, executor) if host_pages or disk_pages else None
+    feed = _Feed(ledger, has_draft, transfers)
     series = PageSeries("request")
     hit_tokens = peak_used = peak_cached = 0
     refused: list[tuple[int, str]] = []
@@ -106,6 +122,15 @@ def replay_cache(
         peak_cached_pages=peak_cached,
         ledger_us_per_step=feed.ledger_ns / 1000 / len(trace),
         pages=series,
+        tiers=None
+        if transfers is None
+        else TierReport.of(
+            ledger,
+            executor,
+            tokens_per_block=tokens_per_block,
+            hit_tokens=hit_tokens,
+            found=LoadedBlocks.sent(executor),
+        ),
     )
 
 
@@ -120,10 +145,13 @@ def _most_pages(trace: Trace, tokens_per_block: int, lookahead: int) -> int:
 
 
 class _Feed:
-    """The four calls of one request, timed, on arrays that are made once."""
+    """The calls of one request, timed, on arrays that are made once."""
 
-    def __init__(self, ledger: _core.Ledger, has_draft: bool) -> None:
+    def __init__(
+        self, ledger: _core.Ledger, has_draft: bool, transfers: Transfers | None = None
+    ) -> None:
         self._ledger = ledger
+        self._transfers = transfers
         self._scope = np.zeros(1, dtype=np.int32)
         self._first = np.zeros(1, dtype=np.int32)
         self._max_total = np.zeros(1, dtype=np.int64)
@@ -131,6 +159,7 @@ class _Feed:
         self._handle = np.zeros(1, dtype=np.int64)
         self._no_tokens = np.zeros((1, 0), dtype=np.int32)
         self._count = np.zeros(1, dtype=np.int32)
+        self._granted = np.zeros(1, dtype=np.uint8)
         self._keep_tail = np.zeros(1, dtype=np.uint8)
         self._step = 0
         self.hit = np.zeros(1, dtype=np.int32)
@@ -151,9 +180,22 @@ class _Feed:
             self._handle,
             self.hit,
         )
+        if self._transfers is not None and self._ledger.pending_transfers():
+            self._load(len(prompt), admitted == 1)
         self._ledger.complete_step(self._step)
         self.ledger_ns += perf_counter_ns() - begin
         return admitted == 1
+
+    def _load(self, length: int, admitted: bool) -> None:
+        """Run what the admission planned; what it loads is there at once, and the rest runs."""
+        assert self._transfers is not None
+        loads = admitted and bool(self._transfers.states(self._handle)[0])
+        self._transfers.run()
+        if loads:
+            self._count[0] = length - self.hit[0]
+            self._ledger.grow(self._step, self._handle, self._count, self._granted)
+            assert self._granted[0], "an admission has room for its first tokens"
+            self._count[0] = 0
 
     def commit(self) -> None:
         """Say that the prompt has run, which publishes its full blocks."""

@@ -8,6 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tandemkv.replay.report import DEFINITIONS, ReplayReport, ServingReport
+from tandemkv.replay.tier_report import TIER_DEFINITIONS, TierReport
+from tandemkv.sizes import format_size
+from tandemkv.tiers.transfers import TIER_NAMES
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 56
@@ -54,6 +57,8 @@ def report_lines(report: ReplayReport) -> list[Line]:
     ]
     if report.serving is not None:
         lines += _serving_lines(report, report.serving)
+    if report.tiers is not None:
+        lines += _tier_lines(report.tiers)
     share = report.peak_used_pages / report.usable_pages
     per = "request" if report.mode == "cache-only" else "step"
     return [
@@ -118,6 +123,37 @@ def _serving_lines(report: ReplayReport, serving: ServingReport) -> list[Line]:
             _count("accepted_tokens", report.accepted_tokens),
             _count("rewound_tokens", report.rewound_tokens),
         ]
+    return lines
+
+
+def _tier_lines(tiers: TierReport) -> list[Line]:
+    hits = tiers.hit_tokens_by_tier
+    lines: list[Line] = [
+        ("host pages", f"{tiers.host_pages:,}", "of blocks, beside the usable pages"),
+        ("disk pages", f"{tiers.disk_pages:,}", "likewise"),
+        (
+            "hit tokens by tier",
+            " + ".join(f"{hits[tier]:,}" for tier in TIER_NAMES),
+            f"{' + '.join(TIER_NAMES)}; {TIER_DEFINITIONS['hit_tokens_by_tier']}",
+        ),
+    ]
+    for name in ("loaded_blocks", "offloaded_blocks", "rejected", "lost"):
+        meaning = TIER_DEFINITIONS[name]
+        lines.append((name.replace("_", " "), f"{getattr(tiers, name):,}", meaning))
+    for direction, blocks in tiers.moved_blocks.items():
+        if blocks:
+            size = tiers.moved_bytes and format_size(tiers.moved_bytes[direction])
+            meaning = "blocks" if size is None else f"blocks; {size} with all that goes with them"
+            lines.append((direction.replace("_", " "), f"{blocks:,}", meaning))
+    if tiers.loading_ms_p50 is not None and tiers.loading_ms_p95 is not None:
+        lines.append(
+            (
+                "loading requests",
+                f"{tiers.loading_requests:,}",
+                f"waited for their pages, the median {tiers.loading_ms_p50:,.1f} ms, the 95th "
+                f"percentile {tiers.loading_ms_p95:,.1f} ms",
+            )
+        )
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from tandemkv.replay.tier_report import TIER_DEFINITIONS, TierReport
 from tandemkv.replay.trace import Trace
 
 DEFINITIONS = {
@@ -178,6 +179,7 @@ class ReplayReport:
         peak_cached_pages: largest `cached_pages`.
         ledger_us_per_step: microseconds inside the managers per step (`cache-only`: per request).
         pages: pages over time.
+        tiers: what host and disk did; None without such tiers.
         serving: the rest of the serving simulation; None in `cache-only`.
     """
 
@@ -198,6 +200,7 @@ class ReplayReport:
     peak_cached_pages: int
     ledger_us_per_step: float
     pages: PageSeries
+    tiers: TierReport | None = None
     serving: ServingReport | None = None
 
     @property
@@ -217,7 +220,7 @@ class ReplayReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Give everything as plain values; the keys stay."""
-        nested = ("prompts", "pages", "serving", "unservable")
+        nested = ("prompts", "pages", "tiers", "serving", "unservable")
         result = {
             name: getattr(self, name) for name in self.__dataclass_fields__ if name not in nested
         }
@@ -230,7 +233,8 @@ class ReplayReport:
                 {"request": index, "reason": reason} for index, reason in self.unservable
             ],
             "pages_over_time": self.pages.to_dict(),
-            "definitions": dict(DEFINITIONS),
+            "tiers": None if self.tiers is None else self.tiers.to_dict(),
+            "definitions": DEFINITIONS | ({} if self.tiers is None else TIER_DEFINITIONS),
         }
         if self.serving is not None:
             result |= asdict(self.serving)

@@ -5,12 +5,13 @@ One step of `step_ms` is what a scheduler with chunked prefill does: running req
 requests are admitted in order of arrival until one does not fit. After the step, tokens are
 accepted, finished requests are freed, and if a running request got no page, the request admitted
 last is preempted: freed with its partial block published, put back at the head of the queue, and
-recomputed from what is still cached when it fits again. Nothing else is decided by the clock.
+recomputed from what is still cached when it fits again. A request whose pages are on their way from
+a lower tier is passed by those behind it, and runs when they are there. Nothing else is decided by
+the clock.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from tandemkv.errors import ReplayError
 from tandemkv.managers import Batch, Managers, RequestIds
 from tandemkv.replay.acceptance import Acceptance
+from tandemkv.replay.queue import Admitted, Queue
 from tandemkv.replay.report import PageSeries, PromptCounts, ReplayReport
 from tandemkv.replay.tally import Tally
 from tandemkv.replay.trace import Trace
@@ -61,7 +63,8 @@ def serve(
 
     Args:
         trace: requests and their arrivals.
-        managers: fresh managers; afterwards no request is open.
+        managers: fresh managers; afterwards no request is open. Those with lower tiers have a
+            `ModelledExecutor`, which the clock drives.
         options: the engine.
         progress: called with the number of requests finished or refused for good.
 
@@ -92,7 +95,6 @@ class _Simulation:
         self._arrival: list[float] = trace.arrival_ms().tolist()
         self._next_arrival = 0
         self._now = 0.0
-        self._waiting: deque[int] = deque()
         self._running: _I64 = np.zeros(0, dtype=np.int64)
         self._ids = RequestIds()
         count = len(trace)
@@ -101,18 +103,22 @@ class _Simulation:
         self._left: _I64 = trace.output_tokens.copy()  # output tokens still to come
         self._ahead: _I64 = np.arange(1 + options.draft_len)
         self._decodes: Batch | None = None
-        self._head: tuple[int, int, Batch] | None = None
         self._tally = Tally(PageSeries("ms"), count)
+        self._queue = Queue(trace, managers, self._prompt, self._tally, self._refuse)
 
     # --- the clock ----------------------------------------------------------------------------
 
     def run(self) -> ReplayReport:
         """Run until every request was served or refused for good."""
-        while self._arrivals_left() or self._waiting or len(self._running):
-            if not self._waiting and not len(self._running):
+        while self._arrivals_left() or len(self._queue) or len(self._running):
+            if not len(self._queue) and not len(self._running):
                 self._now = max(self._now, self._arrival[self._next_arrival])
             self._enqueue_arrivals()
+            if self._queue.executor is not None:
+                self._queue.executor.advance(self._now)
             self._step()
+        if self._managers.tiers is not None:
+            self._managers.tiers.drain()
         return self._report()
 
     def _arrivals_left(self) -> bool:
@@ -127,7 +133,7 @@ class _Simulation:
             if total > longest:
                 self._refuse(index, f"has {total} tokens, max_seq_len is {longest}")
             else:
-                self._waiting.append(index)
+                self._queue.append(index)
 
     def _step(self) -> None:
         """Run one step; the clock stands still when nothing could run."""
@@ -146,26 +152,32 @@ class _Simulation:
         tally.ledger_ns += perf_counter_ns() - begin
         if batch is not None:
             self._advance_running(step, batch, index, granted, shortage)
-        for request, width, single in admitted:
-            self._advance_admitted(step, request, width, single)
+        for item in admitted:
+            self._advance_admitted(step, item.request, item.width, item.batch)
         if not len(index) and not admitted:
-            self._check_idle()
+            self._wait()
             return
         tally.steps += 1
         self._now += self._options.step_ms
         if not self._free_finished() and shortage:
-            self._preempt_last()
+            self._make_room()
 
-    def _check_idle(self) -> None:
-        """Check that a step runs nothing only when there is nothing to run.
+    def _wait(self) -> None:
+        """Let the clock go on to what ends the wait of requests that cannot run yet.
 
-        An empty pool takes every request that can ever fit, so anything else is a fault of the
+        Where nothing is under way, requests whose pages have come may stand in each other's way. An
+        empty pool takes every request that can ever fit, so anything else is a fault of the
         managers, and waiting would never end.
         """
-        if self._waiting:
-            raise RuntimeError(
-                f"request {self._waiting[0]} was refused for now by managers with no open request"
-            )
+        next_ms = self._queue.next_load_ms
+        if not len(self._queue):
+            return
+        if next_ms is not None:
+            if self._arrivals_left():
+                next_ms = min(next_ms, self._arrival[self._next_arrival])
+            self._now = max(self._now, next_ms)
+        elif not self._queue.give_up_a_load(keep=1):
+            raise RuntimeError("every request was refused for now by managers that run none")
 
     # --- what runs ----------------------------------------------------------------------------
 
@@ -215,49 +227,14 @@ class _Simulation:
         keep = width > 0
         return running[keep], chunk[keep], width[keep]
 
-    def _admit(self, step: int, tokens_left: int) -> list[tuple[int, int, Batch]]:
-        """Admit from the head of the queue: (request, tokens it runs, its batch) of each."""
-        admitted: list[tuple[int, int, Batch]] = []
+    def _admit(self, step: int, tokens_left: int) -> list[Admitted]:
+        """Admit from the queue what fits."""
         rows = self._managers.limits.max_requests - len(self._running)
-        while self._waiting and tokens_left > 0 and len(admitted) < rows:
-            request = self._waiting[0]
-            begin = perf_counter_ns()
-            batch = self._admission(request, tokens_left)
-            if not self._managers.prepare_resources(batch, step)[0]:
-                refusal = self._managers.refusals[request]
-                self._tally.ledger_ns += perf_counter_ns() - begin
-                if refusal.reason == "never_fits":
-                    self._waiting.popleft()
-                    self._refuse(request, str(refusal))
-                    continue
-                self._tally.note_refused_admission(self._now)
-                break
-            hit = int(self._managers.hit_lengths(batch.request_ids)[0])
-            self._tally.ledger_ns += perf_counter_ns() - begin
-            self._waiting.popleft()
-            self._head = None
-            width = min(int(batch.chunk_lens[0]), int(self._prompt[request]) - hit)
-            self._tally.note_admission(request, hit, self._now - self._arrival[request])
-            self._done[request] = hit
-            tokens_left -= width
-            admitted.append((request, width, batch))
-        self._set_running([*self._running.tolist(), *(item[0] for item in admitted)])
+        admitted = self._queue.admit(step, tokens_left, rows, self._now)
+        for item in admitted:
+            self._done[item.request] = item.hit
+        self._set_running([*self._running.tolist(), *(item.request for item in admitted)])
         return admitted
-
-    def _admission(self, request: int, tokens_left: int) -> Batch:
-        """Make the batch that admits one request; the last one is kept for the next try."""
-        length = int(self._prompt[request])
-        first = min(tokens_left, length)
-        if self._head is None or self._head[:2] != (request, first):
-            total = int(self._trace.input_tokens[request] + self._trace.output_tokens[request])
-            batch = Batch(
-                RequestIds((request,)),
-                chunk_lens=np.array([first], dtype=np.int32),
-                prompts=(self._trace.text(request, 0, length), np.array([0, length])),
-                max_total_tokens=np.array([total]),
-            )
-            self._head = (request, first, batch)
-        return self._head[2]
 
     # --- what comes out -----------------------------------------------------------------------
 
@@ -312,11 +289,18 @@ class _Simulation:
         self._report_progress()
         return True
 
+    def _make_room(self) -> None:
+        """Take pages from those that do not run yet, or else from the one admitted last."""
+        if self._queue.give_up_a_load():
+            return
+        if len(self._running) > 1:
+            self._preempt_last()
+        elif self._queue.next_load_ms is None:  # else pages come back when transfers are complete
+            raise RuntimeError(f"request {self._running[0]} got no page although it runs alone")
+
     def _preempt_last(self) -> None:
         """Put the request admitted last back into the queue, so that older ones can go on."""
         request = int(self._running[-1])
-        if len(self._running) == 1:
-            raise RuntimeError(f"request {request} got no page although it runs alone")
         begin = perf_counter_ns()
         self._managers.preempt(RequestIds((request,)))
         self._tally.ledger_ns += perf_counter_ns() - begin
@@ -329,7 +313,7 @@ class _Simulation:
             self._prompt[request] = length
         self._tally.note_preemption(request, ran)
         self._set_running(self._running[:-1].tolist())
-        self._waiting.appendleft(request)
+        self._queue.put_back(request)
 
     # --- bookkeeping --------------------------------------------------------------------------
 
@@ -351,7 +335,7 @@ class _Simulation:
     def _sample(self, running: int) -> None:
         pages = self._managers.ledger.stats()["classes"][0]
         used = pages["total"] - pages["reserved"] - pages["free"] - pages["evictable"]
-        self._tally.sample(self._now, used, pages["cached"], running, len(self._waiting))
+        self._tally.sample(self._now, used, pages["cached"], running, len(self._queue))
 
     def _report(self) -> ReplayReport:
         limits = self._managers.limits
@@ -361,7 +345,8 @@ class _Simulation:
             usable_pages=limits.usable_pages,
             policy=self._managers.ledger.policy,
             prompts=PromptCounts.of(self._trace, limits.tokens_per_block),
-            ledger=self._managers.ledger.stats(),
+            ledger=self._managers.ledger,
+            executor=self._queue.executor,
             duration_ms=self._now,
             generated_tokens=int((self._trace.output_tokens - self._left).sum()),
         )

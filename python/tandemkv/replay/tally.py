@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tandemkv._core import Ledger
 from tandemkv.replay.report import PageSeries, PromptCounts, ReplayReport, ServingReport
+from tandemkv.replay.tier_report import LoadedBlocks, TierReport
+from tandemkv.replay.transfers import ModelledExecutor
 
 _MOST_NAMED = 16
 
@@ -41,6 +43,8 @@ class Tally:
     _decode_passes: int = 0
     _accepted_tokens: int = 0
     _drawn_tokens: int = 0
+    _found: LoadedBlocks = field(default_factory=LoadedBlocks)
+    _load_waits_ms: list[float] = field(default_factory=list)
     _peak_used: int = 0
     _peak_cached: int = 0
     _peak_running: int = 0
@@ -57,14 +61,28 @@ class Tally:
         self._refused_admissions += 1
         self._note_shortage(now_ms)
 
-    def note_admission(self, request: int, hit: int, wait_ms: float) -> None:
-        """Count what a request found cached: its first time, or again after a preemption."""
+    def note_load_wait(self, wait_ms: float) -> None:
+        """Count a request that runs now and waited for its pages."""
+        self._load_waits_ms.append(wait_ms)
+
+    def note_admission(
+        self, request: int, hit: int, wait_ms: float, found: LoadedBlocks | None = None
+    ) -> None:
+        """Count what a request found cached: its first time, or again after a preemption.
+
+        Args:
+            request: its index.
+            hit: tokens found.
+            wait_ms: since it arrived.
+            found: blocks of them that came from lower tiers.
+        """
         if request in self._ran_before:
             self._resumed_hit_tokens += hit
             self._recomputed_tokens += max(self._ran_before[request] - hit, 0)
         else:
             self._hits[request] = hit
             self._waits_ms.append(wait_ms)
+            self._found += found or LoadedBlocks()
 
     def note_preemption(self, request: int, ran: int) -> None:
         """Count a preemption of a request of which `ran` tokens had run."""
@@ -102,11 +120,14 @@ class Tally:
         usable_pages: int,
         policy: str,
         prompts: PromptCounts,
-        ledger: dict[str, Any],
+        ledger: Ledger,
+        executor: ModelledExecutor | None,
         duration_ms: float,
         generated_tokens: int,
     ) -> ReplayReport:
-        """Close the books; `ledger` are the ledger's own counters at the end."""
+        """Close the books with the ledger's own counters, and those of its lower tiers if any."""
+        stats = ledger.stats()
+        hit_tokens = sum(self._hits.values())
         waits = np.array(self._waits_ms)
         passes = self._decode_passes
         return ReplayReport(
@@ -117,16 +138,26 @@ class Tally:
             policy=policy,
             prompts=prompts,
             hit_blocks=sum(hit // tokens_per_block for hit in self._hits.values()),
-            hit_tokens=sum(self._hits.values()),
-            evicted_blocks=ledger["evicted_blocks"],
+            hit_tokens=hit_tokens,
+            evicted_blocks=stats["evicted_blocks"],
             refused_requests=self.refused,
             unservable=tuple(self._unservable),
             accepted_tokens=self._accepted_tokens,
-            rewound_tokens=ledger["rewound_tokens"],
+            rewound_tokens=stats["rewound_tokens"],
             peak_used_pages=self._peak_used,
             peak_cached_pages=self._peak_cached,
             ledger_us_per_step=self.ledger_ns / 1000 / max(self.steps, 1),
             pages=self.series,
+            tiers=None
+            if executor is None
+            else TierReport.of(
+                ledger,
+                executor,
+                tokens_per_block=tokens_per_block,
+                hit_tokens=hit_tokens,
+                found=self._found,
+                waits_ms=self._load_waits_ms,
+            ),
             serving=ServingReport(
                 served_requests=self.served,
                 steps=self.steps,
