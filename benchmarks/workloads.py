@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from results import ROOT, keep, replace_part
+
 from tandemkv.bench import WORKLOADS, Results, run
 from tandemkv.cli.bench import pin
 
-ROOT = Path(__file__).resolve().parents[1]
 TRACE = ROOT / "tests/data/traces/mooncake_fast25_synthetic_trace.jsonl"
-PAGE = ROOT / "docs/performance.md"
-BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
 
 
 def build_floor() -> Path:
@@ -46,24 +44,6 @@ def run_floor(program: Path, results: Results) -> dict[str, float]:
         output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     floor: dict[str, float] = json.loads(output)
     return floor
-
-
-def keep(results: Results) -> Path:
-    """Write all statistics to a file named after the day and the CPU."""
-    cpu = re.sub(r"[^a-z0-9]+", "-", results.machine["cpu"].lower()).strip("-")
-    path = ROOT / f"benchmarks/results/{results.machine['date'][:10]}-{cpu}.json"
-    path.write_text(json.dumps(results.to_dict(), indent=1) + "\n")
-    return path
-
-
-def update_page(table: str) -> None:
-    """Replace the measured part of docs/performance.md."""
-    page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        sys.exit(f"error: {PAGE}: the markers of the measured part are missing")
-    PAGE.write_text(f"{before}{BEGIN}{table}{END}{after}")
 
 
 def main() -> None:
@@ -88,9 +68,10 @@ def main() -> None:
     table = results.markdown()
     print(table, end="")
     if arguments.json:
-        print(f"kept in {keep(results).relative_to(ROOT)}", file=sys.stderr)
+        path = keep("", results.machine, json.dumps(results.to_dict(), indent=1))
+        print(f"kept in {path.relative_to(ROOT)}", file=sys.stderr)
     if arguments.update_docs:
-        update_page(table)
+        replace_part("measured", table)
 
 
 if __name__ == "__main__":

@@ -56,15 +56,7 @@ class Results:
 
     def heading(self) -> str:
         """One line that says when, where and how it was measured."""
-        machine = self.machine
-        cores = ",".join(str(core) for core in machine["pinned_to"])
-        return (
-            f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores, on core {cores}"
-            f"{' at realtime priority' if machine['realtime'] else ''}, load average "
-            f"{machine['load_average']}, Linux {machine['kernel']}, Python {machine['python']}, "
-            f"NumPy {machine['numpy']}, tandemkv {machine['tandemkv']}"
-            f"{', quick run' if self.quick else ''}"
-        )
+        return heading(self.machine) + (", quick run" if self.quick else "")
 
     def markdown(self) -> str:
         """Return the table, with its heading below it."""
@@ -92,6 +84,17 @@ class Results:
             },
             "floor_ns": self.floor,
         }
+
+
+def heading(machine: dict[str, Any]) -> str:
+    """Return when, where and with what something was measured, in one line."""
+    cores = ",".join(str(core) for core in machine["pinned_to"])
+    return (
+        f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores, on core {cores}"
+        f"{' at realtime priority' if machine['realtime'] else ''}, load average "
+        f"{machine['load_average']}, Linux {machine['kernel']}, Python {machine['python']}, "
+        f"NumPy {machine['numpy']}, tandemkv {machine['tandemkv']}"
+    )
 
 
 def number(value: float) -> str:
