@@ -61,7 +61,7 @@ class Admitting:
         """Match all items, and claim what they would use."""
         matches = [self._match_item(item) for item in items]
         for item, match in zip(items, matches, strict=True):
-            found = self.find_loads(item, match)
+            found = self.find_loads(item)
             plan = self._plan(item, match, found)
             self.claimed_copies |= claims(found)
             self.claimed |= {id(block) for block in (plan.shared if found else match.path)}
@@ -133,7 +133,7 @@ class Admitting:
 
     def decide_pages(self: ReferenceLedger, item: Request, match: Match) -> Admission | int:
         """Return what a request that has a row takes, or why it cannot have it now."""
-        found = self.find_loads(item, match)
+        found = self.find_loads(item)
         if self.is_coming(found):
             return REFUSED_LOADING
         if found:
@@ -205,10 +205,12 @@ class Admitting:
         tpb, extra, hit = self.config.tokens_per_block, self.config.extra_tokens, match.usable
         shared = list(match.path[: hit // tpb])
         if loads:
-            hit = (len(shared) + len(loads)) * tpb
+            path = self._match(item.prompt, item.scope, item.draft_from).path
+            shared = list(path[: loads[0].ordinal])
+            hit = (len(shared) + self.num_blocks_in(loads)) * tpb
         copied = [] if hit % tpb == 0 else [*self.full_classes, *self.windowed_classes]
         copied = [cls for cls in copied if cls != self.record_class]
-        copied += self.state_classes if hit > 0 else []
+        copied += self.state_classes if hit > 0 and not loads else []
         width = min(item.first, len(item.prompt) - hit)
         need = cdiv(hit + width + extra, tpb) - len(shared)
         whole = cdiv(len(item.prompt) + extra, tpb) - len(shared)
@@ -341,7 +343,7 @@ class Admitting:
 
     def on_device(self: ReferenceLedger, plan: Admission) -> int:
         """Return how much of the hit is there already."""
-        return plan.hit - len(plan.loads) * self.config.tokens_per_block
+        return plan.hit - self.num_blocks_in(plan.loads) * self.config.tokens_per_block
 
     def _count_use(self: ReferenceLedger, plan: Admission) -> None:
         used = [*plan.shared, *([] if plan.source is None else [plan.source])]

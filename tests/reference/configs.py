@@ -54,7 +54,7 @@ CLASS_KINDS: dict[str, tuple[Callable[[Pick, int], LifetimeRule], ...]] = {
 
 
 # Those of which a ledger may keep pages below the device.
-TIERED_KINDS = ("full", "two full")
+TIERED_KINDS = tuple(kind for kind, makers in CLASS_KINDS.items() if makers[0] is _full)
 
 
 def with_tiers(pick: Pick, kinds: Sequence_[str] = TIERED_KINDS) -> Config:

@@ -360,6 +360,6 @@ class Comparison:
         owned_pages = self.core.owned_pages()
         for cls, total in enumerate(self.model.num_pages):
             # Nothing but the transfers that fill them names the pages of a load that was left.
-            filled = [block[cls] for load in self.model.left_loads() for block in load.blocks]
+            filled = self.model.left_pages(cls)
             owned = owned_pages[cls] + [self.pages[cls][page] for page in filled]
             assert sorted(owned) == list(range(1, total)), "a page is lost or owned twice"

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from reference.keys import chained_key, named_key
-from reference.shelves import DISK, HOST, TIER_NAMES, Found, Name, Token
+from reference.shelves import DISK, HOST, TIER_NAMES, Found, Name, Shelf, Token
 from reference.state import Load, Request, Sequence, require
 from reference.tiers import DEVICE, Transfer
-from reference.tree import Match
+from reference.tree import Block
 
 if TYPE_CHECKING:
     from reference.ledger import ReferenceLedger
@@ -58,15 +58,27 @@ class Loading:
     def _written_out(self: ReferenceLedger, token: int) -> Token:
         return token if token >= 0 else self.media.values[-1 - token]
 
-    def find_loads(self: ReferenceLedger, item: Request, match: Match) -> list[Found]:
-        """Return the entries that go on after the item's match on the device."""
-        tokens, first = item.prompt, match.usable // self.config.tokens_per_block
-        tpb, lookahead = self.config.tokens_per_block, self.config.lookahead
-        found: list[Found] = []
+    def find_loads(self: ReferenceLedger, item: Request) -> list[Found]:
+        """Return what an item loads: blocks, then pages of windows, then states."""
         if not self.shelves or not self.publishes(item):
-            return found
+            return []
+        path = self._match(item.prompt, item.scope, item.draft_from)
+        tpb = self.config.tokens_per_block
+        first = path.usable // tpb
+        blocks = self._find_blocks(item, first)
+        for count in range(len(blocks), 0, -1):
+            sides = self._find_sides(list(path.path[:first]), blocks[:count])
+            if sides is not None:
+                return [*blocks[:count], *sides]
+        return []
+
+    def _find_blocks(self: ReferenceLedger, item: Request, first: int) -> list[Found]:
+        """Return the blocks that go on from an ordinal."""
+        tokens, shelf, found = item.prompt, self.shelves[0], []
+        tpb, lookahead = self.config.tokens_per_block, self.config.lookahead
         while True:
-            end = (first + len(found) + 1) * tpb
+            ordinal = first + len(found)
+            end = (ordinal + 1) * tpb
             if end > len(tokens) - 1 or end + lookahead > len(tokens):
                 return found
             # Draft KV above `draft_from` must be there; below it, either will do.
@@ -76,28 +88,75 @@ class Loading:
                 self._name(item.scope, tokens[:end], tokens[end : end + lookahead], draft_valid)
                 for draft_valid in ((True, False) if either else (True,))
             ]
-            entries = [(name, self.shelves[0].find(name)) for name in names]
-            readable = [Found(n, e) for n, e in entries if e is not None and e.valid_copy()]
+            entries = [self._find_one(shelf, ordinal, name) for name in names]
+            readable = [entry for entry in entries if entry is not None]
             if not readable:
                 return found
             found.append(readable[0])
 
+    def _find_one(self: ReferenceLedger, shelf: Shelf, ordinal: int, name: Name) -> Found | None:
+        entry = shelf.find(name)
+        is_there = entry is not None and entry.valid_copy() is not None
+        return Found(shelf, ordinal, name, entry) if is_there else None
+
+    def _find_sides(
+        self: ReferenceLedger, path: list[Block], blocks: list[Found]
+    ) -> list[Found] | None:
+        """Return the pages of windows and states to continue at the end of the blocks found.
+
+        None: a class does not accept that end.
+        """
+        tpb, first = self.config.tokens_per_block, len(path)
+        end = (first + len(blocks)) * tpb
+        sides: list[Found] = []
+        for shelf in self.shelves[1:]:
+            [cls] = shelf.classes
+            rule = self.lifetimes[cls]
+            if cls in self.state_classes:
+                below = [self._find_one(shelf, blocks[-1].ordinal, blocks[-1].name)]
+                is_needed = [True]
+            else:
+                below = [
+                    self._find_one(shelf, block.ordinal, block.name)
+                    if self._is_kept(cls, block.ordinal, end)
+                    else None
+                    for block in blocks
+                ]
+                is_needed = [rule.is_live(b.ordinal, tpb, end, lookahead=0) for b in blocks]
+                for ordinal, block in enumerate(path):
+                    if rule.is_live(ordinal, tpb, end, lookahead=0) and not block.pages[cls]:
+                        return None
+            if any(need and page is None for need, page in zip(is_needed, below, strict=True)):
+                return None
+            sides += [page for page in below if page is not None]
+        return sides
+
     def is_coming(self: ReferenceLedger, found: list[Found]) -> bool:
         """Tell whether one of them is on its way to the device already."""
         coming = [t.entry for t in self.open_transfers() if t.pair[1] == DEVICE]
-        return any(entry in coming for _, entry in found)
+        return any(one.entry in coming for one in found)
+
+    def num_blocks_in(self: ReferenceLedger, found: list[Found]) -> int:
+        return sum(one.shelf is self.shelves[0] for one in found)
 
     def plan_load(self: ReferenceLedger, seq: Sequence, found: list[Found]) -> None:
-        """Fill the first private blocks of a sequence from below."""
+        """Fill the first private blocks of a sequence, and its states, from below."""
         if not found:
             return
-        shelf = self.shelves[0]
-        seq.load = Load(len(seq.path), seq.private[: len(found)])
-        for at, (_, entry) in enumerate(found):
-            pages = [seq.private[at][cls] for cls in shelf.classes]
-            ordinal = seq.load.first + at
-            copy = entry.valid_copy()
-            self.plan_transfer(Transfer(0, shelf, entry, copy, None, pages, seq.load, ordinal))
+        first, count = len(seq.path), self.num_blocks_in(found)
+        seq.load = Load(first, seq.private[:count], dict(seq.own))
+        come = {(cls, one.ordinal) for one in found for cls in one.shelf.classes}
+        for cls in self.windowed_classes:
+            for ordinal, pages in enumerate(seq.load.blocks, start=first):
+                if (cls, ordinal) not in come:
+                    self._give_up_page(cls, self._stamp())
+                    pages[cls] = 0
+        for one in found:
+            own = seq.private[one.ordinal - first]
+            pages = [seq.own[cls][0] if cls in seq.own else own[cls] for cls in one.shelf.classes]
+            copy = one.entry.valid_copy()
+            transfer = Transfer(0, one.shelf, one.entry, copy, None, pages, seq.load, one.ordinal)
+            self.plan_transfer(transfer)
 
     def is_loading(self: ReferenceLedger, load: Load) -> bool:
         return any(transfer.load is load for transfer in self.open_transfers())
@@ -139,11 +198,17 @@ class Loading:
         if load.is_left:
             for pages in load.blocks:
                 self._give_up(pages, self._stamp())
+            for cls in self.state_classes:
+                self._give_up_page(cls, self._stamp())
             return
         [seq] = [seq for seq in self.sequences.values() if seq.load is load]
         seq.load = None
         tpb, end = self.config.tokens_per_block, load.first + len(load.blocks)
         arrived = min(load.failed, default=end) - load.first
+        if load.failed and self.side_classes:
+            self._count_missed(load, len(load.blocks))
+            self.suspend_one(seq, publish=False)
+            return
         for role in seq.used_roles:
             seq.valid[role] = (load.first + arrived) * tpb
         self.counters["loaded_blocks"] += arrived
@@ -161,8 +226,8 @@ class Loading:
         """Return the tokens that an admission would find on the device, the host and on disk."""
         self.match(tokens, scope, draft_from)  # the same errors
         item = Request(tokens, scope, 1, len(tokens), draft_from)
-        match, tpb = self._match_item(item), self.config.tokens_per_block
-        found = self.find_loads(item, match)
-        tiers = [copy.tier for _, e in found if (copy := e.valid_copy()) is not None]
-        on_device = match.usable // tpb * tpb if found else match.usable
+        found, tpb = self.find_loads(item), self.config.tokens_per_block
+        blocks = found[: self.num_blocks_in(found)]
+        tiers = [copy.tier for one in blocks if (copy := one.entry.valid_copy()) is not None]
+        on_device = blocks[0].ordinal * tpb if blocks else self._match_item(item).usable
         return on_device, tiers.count(HOST) * tpb, tiers.count(DISK) * tpb

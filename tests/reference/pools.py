@@ -155,14 +155,16 @@ class Pools:
             while self.free[cls] < needs[cls]:
                 ready = self.evictable_side(cls)
                 unclaimed = [b for b in ready if (cls, id(b)) not in self.claimed_side]
-                self._forget_side(cls, (unclaimed or ready)[0])
+                victim = (unclaimed or ready)[0]
+                self.offer_all(self.leaving(victim, [cls]))
+                self._forget_side(cls, victim)
                 self.free[cls] += 1
                 self.counters["evicted_side_pages"] += 1
 
     def evict_one(self: ReferenceLedger, scope: int) -> None:
-        """Evict the block that goes first; the caller knows that there is one."""
+        """Evict the block that goes first, of which there is one."""
         victim = self._victim(scope)
-        self.offer(victim)
+        self.offer_all(self.leaving(victim, [*self.full_classes, *self.side_classes]))
         self.policy.evicted(victim)
         self._remove_leaf(victim)
         self.counters["evicted_blocks"] += 1

@@ -32,7 +32,7 @@ class Publishing:
             before.add(id(tail))
             end = tail
         for cls in self.state_classes:
-            if cls in seq.own:
+            if cls in seq.own and seq.load is None:
                 self._leave_state(seq, cls, cover or end, tail, publish)
         for pages in self.leave_load(seq):
             self._leave(seq, pages)

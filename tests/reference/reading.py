@@ -49,9 +49,17 @@ class Reading:
         shared = [b.pages[cls] if not is_side or (cls, b) in seq.pins else 0 for b in seq.path]
         return shared + [pages[cls] for pages in seq.private]
 
+    def left_pages(self: ReferenceLedger, cls: int) -> list[int]:
+        """Return the pages of a class that loads fill for sequences that are gone."""
+        loads = self.left_loads()
+        pages = [block[cls] for load in loads for block in load.blocks if block[cls]]
+        if cls in self.state_classes:
+            pages += [load.own[cls][0] for load in loads]
+        return pages
+
     def private_pages(self: ReferenceLedger, cls: int) -> list[int]:
         """Return the pages of a class that open sequences own, and those that loads still fill."""
-        pages = [block[cls] for load in self.left_loads() for block in load.blocks]
+        pages = self.left_pages(cls)
         for seq in self.sequences.values():
             pages += seq.own.get(cls, [block[cls] for block in seq.private])
         return [page for page in pages if page]

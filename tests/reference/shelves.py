@@ -73,19 +73,6 @@ class Entry:
         return next((copy for copy in valid if not copy.is_writing), None)
 
 
-class Found(NamedTuple):
-    """An entry with something to read, and the name under which it was looked for."""
-
-    name: Name
-    entry: Entry
-
-
-def claims(found: list[Found]) -> set[int]:
-    """Return the `id()` of every copy that may be read."""
-    copies = [copy for _, entry in found for copy in entry.copies.values()]
-    return {id(copy) for copy in copies if not copy.is_writing}
-
-
 class Shelf:
     """The pages below the device that move together.
 
@@ -193,3 +180,18 @@ class Shelf:
             "spare": sum(self.is_spare(copy) for copy in copies),
             "pinned": sum(copy.readers > 0 for copy in copies),
         }
+
+
+class Found(NamedTuple):
+    """An entry with something to read for a block, and the name under which it was looked for."""
+
+    shelf: Shelf
+    ordinal: int
+    name: Name
+    entry: Entry
+
+
+def claims(found: list[Found]) -> set[int]:
+    """Return the `id()` of every copy that may be read."""
+    copies = [copy for one in found for copy in one.entry.copies.values()]
+    return {id(copy) for copy in copies if not copy.is_writing}

@@ -80,6 +80,7 @@ class Load:
     Attributes:
         first: the ordinal of the first one.
         blocks: the pages of each, per class.
+        own: the pages of its sequence's states and cross-attention, by class.
         failed: the ordinals of those that did not come.
         is_resumed: whether its tokens count as those of a resumed sequence.
         is_left: whether nobody waits for it any more.
@@ -88,6 +89,7 @@ class Load:
 
     first: int
     blocks: list[list[int]]
+    own: dict[int, list[int]]
     is_resumed: bool = False
     failed: list[int] = field(default_factory=list)
     is_left: bool = False

@@ -18,22 +18,24 @@ class Suspending:
         sequences = self._look_up_ready([handle for handle, _ in items])
         require(not any(seq.outstanding for seq in sequences), "a step is running")
         for seq, (_, publish) in zip(sequences, items, strict=True):
-            row = seq.handle & 0xFFFFFFFF
-            self._leave_everything(seq, bool(publish))
-            self.sequences[row] = Sequence(
-                handle=seq.handle,
-                scope=seq.scope,
-                draft_from=seq.draft_from,
-                max_total=seq.max_total,
-                tokens=seq.tokens,
-                valid=[0, 0],
-                node=None,
-                private=[],
-                prompt_blocks=0,
-                hints=seq.hints,
-                is_suspended=True,
-            )
-            self.counters["suspended"] += 1
+            self.suspend_one(seq, bool(publish))
+
+    def suspend_one(self: ReferenceLedger, seq: Sequence, publish: bool) -> None:
+        self._leave_everything(seq, publish)
+        self.sequences[seq.handle & 0xFFFFFFFF] = Sequence(
+            handle=seq.handle,
+            scope=seq.scope,
+            draft_from=seq.draft_from,
+            max_total=seq.max_total,
+            tokens=seq.tokens,
+            valid=[0, 0],
+            node=None,
+            private=[],
+            prompt_blocks=0,
+            hints=seq.hints,
+            is_suspended=True,
+        )
+        self.counters["suspended"] += 1
 
     def resume(
         self: ReferenceLedger, step: int, items: list[tuple[int, int]]

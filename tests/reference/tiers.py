@@ -6,7 +6,7 @@ Everything is found by looking at all entries; `loading.py` has the way up.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reference.shelves import DISK, HOST, TIER_NAMES, Entry, Name, Shelf, TierCopy
 from reference.state import BufferTooSmall, Load, Misuse, cdiv, require
@@ -60,6 +60,20 @@ class Transfer:
         return rows
 
 
+class Leaving(NamedTuple):
+    """A full block that is evicted, or one of its side pages.
+
+    Attributes:
+        worth: its place among others.
+        pages: those that may be kept, by class.
+
+    """
+
+    name: Name
+    worth: tuple[float, ...]
+    pages: dict[int, int]
+
+
 class Tiers:
     """What `ReferenceLedger` does with host and disk."""
 
@@ -67,7 +81,8 @@ class Tiers:
         """Lay out the shelves: the full classes are one."""
         tiers = {HOST: self.config.host_pages, DISK: self.config.disk_pages}
         given = {tier: pages for tier, pages in tiers.items() if pages is not None}
-        groups = [self.full_classes] if given else []
+        sides = [[cls] for cls in self.side_classes]
+        groups = [self.full_classes, *sides] if given else []
         self.shelves = []
         for group in groups:
             least = {tier: min(pages[cls] for cls in group) for tier, pages in given.items()}
@@ -98,27 +113,53 @@ class Tiers:
         tokens = tuple(t for b in block.path() for t in b.tokens)
         return self._name(block.scope, tokens, block.following, block.draft_valid)
 
-    def offer(self: ReferenceLedger, block: Block) -> None:
-        """Offer a block that is evicted by need to the first tier."""
+    def offer_all(self: ReferenceLedger, leaving: Leaving | None) -> None:
+        """Offer what is evicted by need to the first tier: a block, then its pages by class."""
+        if leaving is None:
+            return
+        name, worth, pages = leaving
         for shelf in self.shelves:
-            if block.is_partial or not shelf.pages:
-                continue
-            self.offers += 1
-            value = (block.priority, block.rank, block.last_use, self.offers)
-            name = self.name_of(block)
-            entry = shelf.find(name)
-            if entry is not None:
-                entry.value, entry.is_loaded = value, False
-                self.tier_counters["renewed"] += 1
-                continue
-            page = shelf.take(shelf.warmest, value, self.claimed_copies)
-            if page is None:
-                self.tier_counters["rejected"] += 1
-                continue
-            entry = Entry(name, value)
-            copy = shelf.put(entry, shelf.warmest, page, is_writing=True)
-            pages = [block.pages[cls] for cls in shelf.classes]
-            self.plan_transfer(Transfer(0, shelf, entry, None, copy, pages))
+            if all(pages.get(cls, 0) for cls in shelf.classes):
+                is_side = shelf is not self.shelves[0]
+                given = [pages[cls] for cls in shelf.classes]
+                self._offer(shelf, name, (0, 0, 0) if is_side else worth, given)
+
+    def leaving(self: ReferenceLedger, block: Block, classes: list[int]) -> Leaving | None:
+        """Return what of a block that is evicted may be kept below: nothing of a partial one."""
+        if block.is_partial or not self.shelves:
+            return None
+        pages = {cls: block.pages[cls] for cls in classes if self._may_be_kept(cls, block)}
+        value = (block.priority, block.rank, block.last_use)
+        return Leaving(self.name_of(block), value, pages)
+
+    def _may_be_kept(self: ReferenceLedger, cls: int, block: Block) -> bool:
+        if cls in self.full_classes:
+            return True
+        covers_all = block.snapshots.get(cls, block.covered) == block.covered
+        return covers_all and not self._fence_is_open(block.side_stamps.get(cls, 0))
+
+    def _offer(
+        self: ReferenceLedger,
+        shelf: Shelf,
+        name: Name,
+        worth: tuple[float, ...],
+        pages: list[int],
+    ) -> None:
+        if not shelf.pages:
+            return
+        self.offers += 1
+        value, entry = (*worth, self.offers), shelf.find(name)
+        if entry is not None:
+            entry.value, entry.is_loaded = value, False
+            self.tier_counters["renewed"] += 1
+            return
+        page = shelf.take(shelf.warmest, value, self.claimed_copies)
+        if page is None:
+            self.tier_counters["rejected"] += 1
+            return
+        entry = Entry(name, value)
+        copy = shelf.put(entry, shelf.warmest, page, is_writing=True)
+        self.plan_transfer(Transfer(0, shelf, entry, None, copy, pages))
 
     def _plan_ahead(self: ReferenceLedger, room: int) -> None:
         """Plan copies from host to disk before they are needed, as far as their rows fit."""

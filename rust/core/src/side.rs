@@ -459,26 +459,25 @@ impl Sides {
         }
     }
 
+    /// Offers the side pages of a full block that is evicted to lower tiers, class by class.
+    pub(crate) fn offer(&self, block: BlockId, records: &Blocks, tiers: &mut Tiers, steps: &Steps) {
+        for (at, side) in self.all.iter().enumerate() {
+            let page = side.page(block);
+            if page != PAGE_ZERO && side.is_evictable(page, steps) {
+                let covered = side.offered(&side.entries[page.at()]);
+                offer_side(tiers, records, self.first + at, (block, page, covered));
+            }
+        }
+    }
+
     /// Takes the side pages of blocks that leave the tree by eviction. Their own fence decides: a
     /// snapshot may have been left on a block that nobody stood on.
     #[inline]
-    pub(crate) fn evict_blocks(
-        &mut self,
-        blocks: &[BlockId],
-        (records, tiers): (&Blocks, &mut Option<&mut Tiers>),
-        pools: &mut [Pool],
-        steps: &Steps,
-    ) {
+    pub(crate) fn evict_blocks(&mut self, blocks: &[BlockId], pools: &mut [Pool], steps: &Steps) {
         for (place, side) in self.iter_mut() {
             for &block in blocks.iter().rev() {
                 let page = side.page(block);
                 if page != PAGE_ZERO {
-                    if let Some(tiers) = tiers
-                        && side.is_evictable(page, steps)
-                    {
-                        let covered = side.offered(&side.entries[page.at()]);
-                        offer_side(tiers, records, place, (block, page, covered));
-                    }
                     let stamp = side.remove(page, steps);
                     pools[place].give_back_stamped(page, stamp, steps);
                 }

@@ -146,10 +146,9 @@ impl Tree {
         let place = (kept == 0).then(|| self.place_of(node.parent, id, store.blocks));
         let from = kept as usize * store.blocks.tokens_per_block();
         let tip = node.copy_text(store.blocks, from, lookahead);
-        self.offer(id, kept, store);
+        self.offer(id, kept, store, steps);
         let leaving = &self.node(id).blocks()[kept as usize..];
-        let below = (&*store.blocks, &mut store.tiers);
-        store.sides.evict_blocks(leaving, below, store.pools, steps);
+        store.sides.evict_blocks(leaving, store.pools, steps);
         self.give_back_tail(id, kept, None, store);
         let node = self.node_mut(id);
         if let Some(place) = place {
@@ -164,8 +163,9 @@ impl Tree {
         }
     }
 
-    /// Offers the blocks of a node from `kept` on to lower tiers, the last one first.
-    fn offer(&self, id: NodeId, kept: u32, store: &mut Store<'_>) {
+    /// Offers the blocks of a node from `kept` on to lower tiers, the last one first, each with its side
+    /// pages: in what order does not depend on where nodes begin.
+    fn offer(&self, id: NodeId, kept: u32, store: &mut Store<'_>, steps: &Steps) {
         let node = self.node(id);
         let Some(tiers) = &mut store.tiers else {
             return;
@@ -188,6 +188,7 @@ impl Tree {
             let key = key.expect("computed when it entered");
             let keys = (key, store.blocks.keys.get(block));
             tiers.offer(BLOCKS_SHELF, keys, value, pages.iter().copied());
+            store.sides.offer(block, store.blocks, tiers, steps);
         }
         if let Some(log) = &mut store.blocks.log {
             // Before the blocks are logged as removed from the device.
