@@ -13,7 +13,7 @@ from managers_setup import TPB, layers, new
 
 import tandemkv as tkv
 from tandemkv.managers import Batch, Managers, build_managers
-from tandemkv.tiers import BookkeepingExecutor, TransferPlan
+from tandemkv.tiers import BookkeepingExecutor, TierOptions, TransferPlan
 
 
 def tiered_plan(num_pages: int = 9, host_pages: int = 16, **config: Any) -> tkv.Plan:
@@ -323,3 +323,56 @@ def test_a_restart_finds_what_was_cached(tmp_path: Path) -> None:
     second.tiers.close()
     with pytest.raises(tkv.TierError, match="fingerprint"):
         on_disk(tmp_path, b"other weights")
+
+
+def test_what_was_reset_is_not_found_after_a_restart(tmp_path: Path) -> None:
+    first = on_disk(tmp_path)
+    assert first.tiers is not None
+    for start in (100, 200, 300):
+        serve(first, "x", prompt(start))
+    first.ledger.offload(100)
+    first.tiers.flush()
+    first.reset_reuse_state()
+    serve(first, "x", prompt(400))
+    first.ledger.offload(100)
+    first.tiers.flush()
+    first.tiers.close()
+    second = on_disk(tmp_path)
+    assert second.tiers is not None
+    assert second.stats().tiers["counters"]["restored"] == 5
+    found = second.ledger.match_tiers(np.array(prompt(400), np.int32))
+    assert found == (0, 0, 20)
+    second.tiers.close()
+
+
+def test_ranks_start_with_what_all_of_them_found(tmp_path: Path) -> None:
+    page_bytes = TPB * managers_setup.TARGET_BYTES // 2
+    plan = tkv.plan(
+        tkv.ModelGeometry(layers=layers(2), name="target"),
+        config=tkv.KvCacheConfig(
+            max_gpu_total_bytes=9 * page_bytes,
+            disk_cache_size=64 * 4096,
+            tokens_per_block=TPB,
+            max_batch_size=4,
+            max_seq_len=24,
+        ),
+        mapping=tkv.Mapping(pp_size=2),
+    )
+    with pytest.raises(tkv.ConfigError, match=r"a plan of 2 ranks.*agree_restored"):
+        build_managers(plan, disk=tmp_path, persistent=True, fingerprint=b"weights")
+    seen: list[Any] = []
+
+    def agree(found: Any) -> Any:
+        seen.extend(found)
+        return []
+
+    managers = build_managers(
+        plan,
+        disk=tmp_path,
+        persistent=True,
+        fingerprint=b"weights",
+        tier_options=TierOptions(agree_restored=agree),
+    )
+    assert managers.tiers is not None
+    assert managers.stats().tiers["counters"]["restored"] == 0
+    managers.tiers.close()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from tandemkv._core import Ledger
 from tandemkv.config import check_count
-from tandemkv.errors import ConfigError, TierError
-from tandemkv.managers.classes import CacheClass, cache_classes
+from tandemkv.errors import ConfigError
+from tandemkv.managers.classes import cache_classes
 from tandemkv.managers.layout import Arrangement, KvLayout
 from tandemkv.managers.limits import Limits, limits_of
+from tandemkv.managers.lower import DiskPlace, lower_pages, tier_executor
 from tandemkv.managers.managers import Managers
 from tandemkv.managers.memory import Backend, check_device
 from tandemkv.managers.resizing import PoolOptions, Resizing, build_pools
@@ -20,11 +21,8 @@ from tandemkv.planning.roles import RolePlan
 from tandemkv.tiers import (
     DiskStore,
     Executor,
+    TierOptions,
     TierPages,
-    build_executor,
-    open_disk_store,
-    restore_entries,
-    tier_pages,
 )
 
 
@@ -47,7 +45,7 @@ def build_managers(
     executor: Executor | None = None,
     disk: str | Path | DiskStore | None = None,
     persistent: bool = False,
-    local_ranks: int = 1,
+    tier_options: TierOptions | None = None,
 ) -> Managers:
     """Build the ledger, the pools and the views of one rank.
 
@@ -85,7 +83,7 @@ def build_managers(
             a disk tier and no `executor` is given.
         persistent: of a folder, whether what lies there is found again by the next managers that
             are built for it, the same plan and fingerprint; else it is gone when the process ends.
-        local_ranks: ranks on this host, each of which takes the host memory of the plan.
+        tier_options: how lower tiers are had and moved: pinning, ranks per host, threads.
 
     Raises:
         ConfigError: no such rank, `num_dummy_requests`, `watermark_blocks` or `events` is not an
@@ -112,8 +110,12 @@ def build_managers(
             field="fingerprint",
             value=fingerprint,
         )
-    lower = _tiers(plan, classes, tiers, movable=materialize or executor is not None)
-    _check_disk(lower, executor, disk, persistent=persistent, fingerprint=fingerprint)
+    lower = lower_pages(plan, classes, tiers, movable=materialize or executor is not None)
+    place = DiskPlace(
+        disk=disk, rank=rank, kv_layout=kv_layout, fingerprint=fingerprint, persistent=persistent
+    )
+    moving = TierOptions() if tier_options is None else tier_options
+    place.check(plan, lower, executor, moving)
     limits = limits_of(plan, classes, disaggregated, num_dummy_requests, watermark_blocks)
     ledger = _ledger(
         plan,
@@ -143,26 +145,9 @@ def build_managers(
     views = (target,) if draft is None else (target, draft)
     transfers = None
     if lower is not None:
-        store = _open_disk(
-            plan,
-            lower,
-            disk,
-            rank=rank,
-            kv_layout=kv_layout,
-            fingerprint=fingerprint,
-            persistent=persistent,
-        )
         if executor is None:
-            if store is not None:
-                together = [at for at, item in enumerate(classes) if item.keeps_all_tokens]
-                restore_entries(ledger, together, store.entries())
-            executor = build_executor(
-                [pool for role in views for pool in role.pools],
-                len(classes),
-                host_pages=lower.host if any(lower.host) else None,
-                disk=store,
-                local_ranks=local_ranks,
-            )
+            pools = [pool for role in views for pool in role.pools]
+            executor = tier_executor(ledger, plan, lower, pools, place=place, options=moving)
         transfers = Transfers(ledger, executor)
     return Managers(
         ledger,
@@ -172,104 +157,6 @@ def build_managers(
         transfers=transfers,
         resizing=Resizing(ledger, limits, views, plan, options),
     )
-
-
-def _tiers(
-    plan: Plan, classes: tuple[CacheClass, ...], tiers: bool | None, *, movable: bool
-) -> TierPages | None:
-    """Return the pages of the lower tiers that the managers use, None without such tiers.
-
-    Raises:
-        ConfigError: tiers are asked for that there are not, or that nothing can be found in.
-    """
-    pages = tier_pages(plan)
-    planned = any(pages.host) or any(pages.disk) or plan.num_disk_blocks > 0
-    if tiers is False or (tiers is None and not (planned and movable)):
-        return None
-    problem = ""
-    if not planned:
-        problem = "the plan has neither host nor disk pages"
-    elif not movable:
-        problem = "no pools are built (materialize=False): an executor has to move the pages"
-    elif not plan.config.enable_block_reuse:
-        problem = "nothing is reused (enable_block_reuse=False), so nothing on lower tiers is"
-    elif not any(item.keeps_all_tokens for item in classes):
-        problem = "no cache group keeps all tokens, which lower tiers need"
-    elif plan.num_disk_blocks and not any(pages.disk):
-        problem = (
-            f"the plan has {plan.num_disk_blocks} pages on disk, and no room for one with what a "
-            "store writes beside it, in blocks of 4096 bytes"
-        )
-    if problem:
-        raise ConfigError(f"tiers: {problem}; tiers=False builds without", field="tiers")
-    return pages
-
-
-def _check_disk(
-    lower: TierPages | None,
-    executor: Executor | None,
-    disk: str | Path | DiskStore | None,
-    *,
-    persistent: bool,
-    fingerprint: bytes,
-) -> None:
-    """Refuse a disk tier without a place, and a place without a disk tier.
-
-    Raises:
-        ConfigError: names what is missing or too much.
-    """
-    needed = lower is not None and any(lower.disk) and executor is None
-    problem, field, value = "", "disk", disk
-    if not needed and (disk is not None or persistent):
-        problem = f"disk is {disk!r}; these managers have no disk tier of their own"
-    elif needed and disk is None:
-        assert lower is not None
-        problem = (
-            f"disk is None; the plan has {max(lower.disk)} pages on disk: name a folder, or build "
-            "with tiers=False"
-        )
-    elif isinstance(disk, DiskStore) and persistent:
-        problem = "persistent is True; a store that is open has been told already"
-    elif persistent and not fingerprint:
-        problem, field, value = (
-            "fingerprint is empty; pages that outlive the process need one that names the "
-            "weights, or another model would find them",
-            "fingerprint",
-            None,
-        )
-    if problem:
-        raise ConfigError(problem, field=field, value=value)
-
-
-def _open_disk(
-    plan: Plan,
-    lower: TierPages | None,
-    disk: str | Path | DiskStore | None,
-    *,
-    rank: int,
-    kv_layout: KvLayout,
-    fingerprint: bytes,
-    persistent: bool,
-) -> DiskStore | None:
-    """Open the store of a rank.
-
-    Raises:
-        TierError: it is another engine's, in use, damaged, or cannot be made.
-    """
-    if lower is None or disk is None or isinstance(disk, DiskStore):
-        return None if isinstance(disk, str | Path) else disk
-    folder = Path(disk) / f"rank{rank}"
-    try:
-        return open_disk_store(
-            plan,
-            folder,
-            rank=rank,
-            kv_layout=kv_layout,
-            fingerprint=fingerprint,
-            persistent=persistent,
-        )
-    except OSError as error:
-        raise TierError(f"disk tier in {folder}: {error}", tier="disk") from error
 
 
 def _ledger(

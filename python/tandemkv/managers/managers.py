@@ -694,6 +694,8 @@ class Managers:
         """
         with self._lock:
             self._ledger.reset_reuse_state(detach_live)
+            if self._transfers is not None:
+                self._transfers.clear()
 
     def apply_plan(self, plan: Plan, stream: object | None = None) -> NDArray[np.int32]:
         """Take another plan of the same models: pools of both roles grow or shrink together.

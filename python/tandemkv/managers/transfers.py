@@ -126,6 +126,13 @@ class Transfers:
         self.drain()
         return planned
 
+    def clear(self) -> None:
+        """Forget what is on disk, after the ledger has forgotten it: a restart must not find it."""
+        clear_disk = getattr(self._executor, "clear_disk", None)
+        if clear_disk is not None:
+            self.run()
+            clear_disk()
+
     def close(self) -> None:
         """Wait for what runs, and give the executor up."""
         self.drain()

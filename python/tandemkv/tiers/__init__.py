@@ -31,6 +31,7 @@ from tandemkv.tiers.disk_tier import geometry_fingerprint, open_disk_store
 from tandemkv.tiers.executor import TierExecutor
 from tandemkv.tiers.host import HostTier
 from tandemkv.tiers.limits import HostLimits, check_host_memory, host_limits
+from tandemkv.tiers.options import TierOptions
 from tandemkv.tiers.pages import DeviceGroup, device_group
 from tandemkv.tiers.protocols import Executor, PageStore, TransferObserver
 from tandemkv.tiers.restoring import restore_entries
@@ -49,6 +50,7 @@ __all__ = [
     "PageStore",
     "StoreClass",
     "TierExecutor",
+    "TierOptions",
     "TierPages",
     "TransferObserver",
     "TransferPlan",
