@@ -28,7 +28,7 @@ _models: dict[str, Any] = {}
 
 def model_of(name: str) -> Any:
     if name not in _models:
-        _models[name] = make_model(name, num_layers=3 if name == "llama" else 2)
+        _models[name] = make_model(name, num_layers=3 if name == "llama" else None)
     return _models[name]
 
 

@@ -11,6 +11,7 @@ import torch
 
 from tandemkv.integrations.engine.runner import ModelRunner, Run
 from tandemkv.integrations.transformers import PagedCacheError
+from tandemkv.integrations.transformers.states import has_states
 from tandemkv.managers import Managers
 
 
@@ -50,6 +51,9 @@ class Drafter(Protocol):
     def draft(self, work: Sequence[DraftWork]) -> Mapping[Hashable, Draft]:
         """Return guesses, at most `draft_len` for each request."""
 
+    def settle(self, ends: Mapping[Hashable, int]) -> None:
+        """Hear up to which position the draft's KV of each request is valid."""
+
 
 class NoDrafter:
     """Guesses nothing."""
@@ -59,6 +63,9 @@ class NoDrafter:
     def draft(self, work: Sequence[DraftWork]) -> Mapping[Hashable, Draft]:
         """See `Drafter.draft`."""
         return {item.request_id: Draft([], 0) for item in work}
+
+    def settle(self, ends: Mapping[Hashable, int]) -> None:
+        """Nothing to do."""
 
 
 class PromptLookup:
@@ -76,6 +83,9 @@ class PromptLookup:
     def draft(self, work: Sequence[DraftWork]) -> Mapping[Hashable, Draft]:
         """See `Drafter.draft`."""
         return {item.request_id: Draft(self._look_up(item), 0) for item in work}
+
+    def settle(self, ends: Mapping[Hashable, int]) -> None:
+        """Nothing to do."""
 
     def _look_up(self, item: DraftWork) -> list[int]:
         tokens, words = list(item.tokens), self._num_words
@@ -104,6 +114,8 @@ class ModelDrafter:
         if managers.draft is None:
             raise PagedCacheError("a draft model is given, but the plan has no draft")
         self.runner = ModelRunner(model, managers, managers.draft)
+        # A snapshot of states is taken where both roles have run the same tokens.
+        self._runs_last_guess = any(has_states(view) for view in managers.views)
 
     def draft(self, work: Sequence[DraftWork]) -> Mapping[Hashable, Draft]:
         """See `Drafter.draft`. The first forward runs what is known, chunks of prompts included."""
@@ -120,13 +132,18 @@ class ModelDrafter:
             for item, run, row in zip(going, runs, logits, strict=True):
                 guess = guesses[item.request_id]
                 ends[item.request_id] = run.stop
-                if len(guess) < item.draft_len:
-                    guess.append(int(row[-1].argmax()))
-                if len(guess) < item.draft_len:
+                if len(guess) == item.draft_len:
+                    continue
+                guess.append(int(row[-1].argmax()))
+                if len(guess) < item.draft_len or self._runs_last_guess:
                     following.append((item, Run(item.request_id, run.stop, guess[-1:])))
             going = [item for item, _ in following]
             runs = [run for _, run in following]
         return {name: Draft(guess, ends[name]) for name, guess in guesses.items()}
+
+    def settle(self, ends: Mapping[Hashable, int]) -> None:
+        """See `Drafter.settle`."""
+        self.runner.settle(ends)
 
 
 def first_layers(model: Any, num_layers: int) -> Any:

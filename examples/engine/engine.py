@@ -216,14 +216,22 @@ class Engine:
                 room -= 1 + work[-1].draft_len
         for request in self.running:
             if request.prompt_left and room > 0:
-                work.append(_Work(request, chunk_len=min(request.prompt_left, room)))
+                done = len(request.tokens) - request.prompt_left
+                work.append(_Work(request, chunk_len=self._chunk(done, request.prompt_left, room)))
                 room -= work[-1].chunk_len
         for request in self.waiting:
             if room <= 0:
                 break
-            work.append(_Work(request, chunk_len=min(len(request.tokens), room), is_new=True))
-            room -= work[-1].chunk_len
+            chunk_len = self._chunk(0, len(request.tokens), room)
+            work.append(_Work(request, chunk_len=chunk_len, is_new=True))
+            room -= chunk_len
         return work
+
+    def _chunk(self, done: int, left: int, room: int) -> int:
+        """Return how many tokens of a prompt to run; a chunk ends where a snapshot is due."""
+        interval = self.managers.limits.snapshot_interval
+        due = interval - done % interval if interval else left
+        return min(left, room, due)
 
     def _batch(self, work: list[_Work]) -> Batch:
         draft_from = 0 if self.drafter.keeps_kv else -1
@@ -289,6 +297,8 @@ class Engine:
             end = run.stop if item.chunk_len else run.start + len(new)
             results[request.name] = new
             valid[request.name] = (end, min(draft.valid, end))
+        self.target.settle({name: ends[0] for name, ends in valid.items()})
+        self.drafter.settle({name: ends[1] for name, ends in valid.items()})
         return results, valid
 
     def _draft(self, work: list[_Work], start: Any, width: Any) -> dict[Hashable, Draft]:

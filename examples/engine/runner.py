@@ -11,8 +11,8 @@ import torch
 from transformers.cache_utils import Cache
 
 from tandemkv.integrations.engine.attention import attention_of
-from tandemkv.integrations.transformers import KvStore, PagedCacheError, check_model
-from tandemkv.integrations.transformers.states import has_states
+from tandemkv.integrations.engine.states import StateSteps
+from tandemkv.integrations.transformers import KvStore, check_model
 from tandemkv.integrations.transformers.store import Slots
 from tandemkv.managers import Managers
 from tandemkv.managers.views import RoleView
@@ -26,7 +26,7 @@ class Run:
         request_id: whose they are.
         start: position of the first one; the KV of all before it is there.
         tokens: what runs.
-        num_logits: how many of the last tokens the caller wants logits of.
+        num_logits: how many of the last tokens the caller wants logits of, and may stop behind.
     """
 
     request_id: Hashable
@@ -55,11 +55,10 @@ class ModelRunner:
 
     def __init__(self, model: Any, managers: Managers, view: RoleView) -> None:
         check_model(model, view)
-        if has_states(view):
-            raise PagedCacheError("a model with recurrent states: the engine has attention only")
         self._model = model
         self._managers = managers
         self._store = KvStore(view)
+        self._states = StateSteps(model, managers, view)
         self.forwards = 0
         self.tokens = 0
 
@@ -81,7 +80,7 @@ class ModelRunner:
         ends = np.cumsum(lens_q)
         wanted = [np.arange(end - run.num_logits, end) for end, run in zip(ends, runs, strict=True)]
         device = self._store.device
-        with torch.no_grad(), attention_of(self._model):
+        with torch.no_grad(), attention_of(self._model), self._states.mixing(runs):
             logits = self._model(
                 input_ids=_row([run.tokens for run in runs]).to(device),
                 position_ids=_row(positions).to(device),
@@ -94,6 +93,13 @@ class ModelRunner:
         self.forwards += 1
         self.tokens += int(lens_q.sum())
         return list(logits.split([run.num_logits for run in runs]))
+
+    def settle(self, ends: Mapping[Hashable, int]) -> None:
+        """Say how many tokens of each request are accepted, before the ledger hears of it.
+
+        Of the KV behind them nothing is read; a recurrent state goes back to them.
+        """
+        self._states.settle(ends)
 
     def _slots(self, numbers: list[Any]) -> Slots:
         return self._store.slots(torch.from_numpy(np.concatenate(numbers).astype(np.int64)))

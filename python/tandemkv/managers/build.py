@@ -180,7 +180,7 @@ def _ledger(
         lifetimes=[item.lifetime for item in limits.classes],
         max_step_tokens=plan.terms.step_tokens,
         num_blocks=num_blocks,
-        snapshot_interval=plan.terms.snapshot_interval or 0,
+        snapshot_interval=limits.snapshot_interval,
         max_sequences=limits.max_sequences,
         max_seq_len=limits.max_seq_len,
         has_draft=limits.has_draft,

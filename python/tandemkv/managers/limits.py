@@ -29,6 +29,8 @@ class Limits:
         reserve_tokens: most draft slots of one step.
         has_draft: whether requests may carry draft KV.
         watermark_blocks: blocks per class that admissions leave to what runs.
+        snapshot_interval: tokens between two snapshots of a recurrent state, which are taken where
+            a chunk of a prompt or a decode step ends; 0: none are taken.
     """
 
     tokens_per_block: int
@@ -40,6 +42,7 @@ class Limits:
     reserve_tokens: int
     has_draft: bool
     watermark_blocks: int = 0
+    snapshot_interval: int = 0
 
     @property
     def max_sequences(self) -> int:
@@ -162,4 +165,5 @@ def limits_of(
         reserve_tokens=plan.reserve_tokens,
         has_draft=plan.has_draft,
         watermark_blocks=watermark_blocks,
+        snapshot_interval=plan.terms.snapshot_interval or 0,
     )
