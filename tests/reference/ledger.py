@@ -7,6 +7,7 @@ tokens are those of docs/groups.md.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from reference.admission import Admitting
@@ -110,7 +111,7 @@ class ReferenceLedger(
     # Steps
 
     def begin_step(self, now: float) -> int:
-        require(now >= self.now, "now went backwards")
+        require(math.isfinite(now) and now >= self.now, "now went backwards")
         self.end_leases(now)
         self.expire(now)
         self.now = now

@@ -56,6 +56,8 @@ def begin_step(pair: Comparison, pick: Pick) -> Operation:
     if len(pair.model.open_steps) > 2 and pick(0, 9) < 9:
         return complete_step(pair, pick)
     now = max(pair.model.now, 0.0)
+    if pick(0, 59) == 59:
+        return ("begin_step", (float("inf"), float("nan"))[pick(0, 1)])
     return ("begin_step", now + pick(0, 2) if pick(0, 29) < 29 else now - 0.5)
 
 
@@ -407,12 +409,17 @@ def _ends(pair: Comparison, pick: Pick, seq: Sequence, highest: int) -> list[int
     return ends
 
 
+def _publish(pick: Pick) -> int:
+    """Choose mostly to publish; seldom what is no flag."""
+    return (1 if pick(0, 4) < 4 else 0) if pick(0, 79) < 79 else 2
+
+
 def release(pair: Comparison, pick: Pick) -> Operation:
     sequences = list(pair.model.sequences.values())
     count = min(len(sequences), max(pick(-3, 2), 1))
     start = pick(0, len(sequences) - 1) if sequences else 0
     items = [
-        (_handle(pair, pick, seq.handle), 1 if pick(0, 4) < 4 else 0)
+        (_handle(pair, pick, seq.handle), _publish(pick))
         for seq in (sequences[start:] + sequences[:start])[:count]
     ]
     return ("release", _repeat_one(pick, items))
@@ -551,7 +558,7 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     reset_reuse_state: 0.5,
     intern_scope: 5,
     release_scope: 4,
-    drop_scope: 1,
+    drop_scope: 2,
     intern_media: 8,
     release_media: 6,
     keys: 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference.state import Request, Sequence
+from reference.state import Request, Sequence, require
 from reference.tree import Block
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ class Publishing:
 
     def release(self: ReferenceLedger, items: list[tuple[int, int]]) -> None:
         """Items are (handle, publish)."""
+        require(all(publish in {0, 1} for _, publish in items), "publish")
         sequences = self._look_up_any([handle for handle, _ in items])
         for seq, (_, publish) in zip(sequences, items, strict=True):
             self._leave_everything(seq, bool(publish) and not seq.is_suspended)

@@ -15,6 +15,7 @@ class Suspending:
 
     def suspend(self: ReferenceLedger, items: list[tuple[int, int]]) -> None:
         """Items are (handle, publish)."""
+        require(all(publish in {0, 1} for _, publish in items), "publish")
         sequences = self._look_up_ready([handle for handle, _ in items])
         require(not any(seq.outstanding for seq in sequences), "a step is running")
         for seq, (_, publish) in zip(sequences, items, strict=True):

@@ -78,8 +78,8 @@ pub enum LedgerError {
         /// How many are open.
         open: usize,
     },
-    /// The clock given to `begin_step` went backwards, or is not a number. Both are the bits of a float.
-    #[error("now is {}, must be a number not below {}", f64::from_bits(*now), f64::from_bits(*last))]
+    /// The clock given to `begin_step` went backwards, or is not a finite number. Both are the bits of a float.
+    #[error("now is {}, must be a finite number not below {}", f64::from_bits(*now), f64::from_bits(*last))]
     Clock {
         /// What was given.
         now: u64,
@@ -176,6 +176,14 @@ pub enum LedgerError {
         end: i64,
         /// Tokens known.
         known: i64,
+    },
+    /// The system does not have the memory for the ledger's lists and tables.
+    #[error(
+        "the ledger needs about {bytes} bytes for its records, pages and rows, which cannot be had"
+    )]
+    Memory {
+        /// What it needs.
+        bytes: u64,
     },
     /// The call needs all steps completed.
     #[error("cannot {call}: {open} steps are open")]
@@ -352,6 +360,7 @@ impl LedgerError {
             Self::NotSuspended { .. } => "not_suspended",
             Self::CopiesWaiting { .. } => "copies_waiting",
             Self::AppendInsideKnown { .. } => "append_inside_known",
+            Self::Memory { .. } => "memory",
             Self::StepsOpen { .. } => "steps_open",
             Self::TransfersOpen { .. } => "transfers_open",
             Self::PoolTooSmall { .. } => "pool_too_small",
@@ -462,6 +471,7 @@ impl LedgerError {
                 ("end", end.into()),
                 ("known", known.into()),
             ],
+            Self::Memory { bytes } => vec![("bytes", bytes.into())],
             Self::StepsOpen { open, .. } => vec![("open_steps", open as i128)],
             Self::TransfersOpen { transfers, .. } => vec![("transfers", transfers as i128)],
             Self::PoolTooSmall {

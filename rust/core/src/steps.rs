@@ -30,7 +30,7 @@ impl Steps {
 
     /// Checks that the clock may go to `now`.
     pub(crate) fn check_clock(&self, now: f64) -> Result<(), LedgerError> {
-        if now.is_nan() || now < self.now {
+        if !now.is_finite() || now < self.now {
             return Err(LedgerError::Clock {
                 now: now.to_bits(),
                 last: self.now.to_bits(),
@@ -153,11 +153,16 @@ mod tests {
         let mut steps = Steps::new(false);
         steps.begin(2.0).unwrap();
         let error = steps.begin(1.0).unwrap_err();
-        assert_eq!(error.to_string(), "now is 1, must be a number not below 2");
+        assert_eq!(
+            error.to_string(),
+            "now is 1, must be a finite number not below 2"
+        );
+        assert!(steps.begin(f64::INFINITY).is_err());
+        assert!(Steps::new(false).begin(f64::NEG_INFINITY).is_err());
         let error = steps.begin(f64::NAN).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "now is NaN, must be a number not below 2"
+            "now is NaN, must be a finite number not below 2"
         );
         assert_eq!(steps.begin(2.0), Ok(2));
     }

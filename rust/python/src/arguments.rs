@@ -20,7 +20,8 @@ impl<'py> FromPyObject<'_, 'py> for StepNumber {
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let number = match value.extract::<i64>() {
             Err(error) if !error.is_instance_of::<PyOverflowError>(value.py()) => {
-                return Err(error);
+                let message = format!("step is {}, must be a step of begin_step", value.repr()?);
+                return Err(misuse(value.py(), "integer", &message));
             }
             number => number.ok().and_then(|number| u64::try_from(number).ok()),
         };

@@ -11,9 +11,10 @@ use tandemkv_core::units::{Bytes, Tokens};
 use tandemkv_core::window::{Lifetime, Window};
 
 use crate::budget::from_budget;
+use crate::integer::Integer;
 
 /// `(name, tokens, sinks)`; the numbers are 0 where the rule has none.
-pub type LifetimeTuple = (String, u64, u64);
+pub type LifetimeTuple = (String, Integer, Integer);
 
 /// Add the cost functions to the extension module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -28,11 +29,12 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 #[pyfunction]
 fn resolve_lifetime(
+    py: Python<'_>,
     lifetime: LifetimeTuple,
     max_seq_len: u64,
     lookahead: u64,
 ) -> PyResult<(&'static str, u64, u64)> {
-    let resolved = to_lifetime(&lifetime)?.resolved(max_seq_len, lookahead);
+    let resolved = to_lifetime(py, lifetime)?.resolved(max_seq_len, lookahead);
     Ok(match resolved {
         Lifetime::Full => ("full_attention", 0, 0),
         Lifetime::Window { tokens, sinks } => ("sliding_window", tokens, sinks),
@@ -52,7 +54,7 @@ fn window_blocks(
     tokens: u64,
     ahead: u64,
 ) -> PyResult<u64> {
-    let window = Window::new(to_lifetime(&lifetime)?, tokens_per_block, lookahead)
+    let window = Window::new(to_lifetime(py, lifetime)?, tokens_per_block, lookahead)
         .map_err(|error| from_budget(py, &error.into()))?;
     Ok(window.blocks(tokens, ahead))
 }
@@ -96,7 +98,7 @@ fn group_cost(
         snapshot_interval,
         resume: to_utilization(resume)?,
     };
-    let lifetime = to_lifetime(&lifetime)?;
+    let lifetime = to_lifetime(py, lifetime)?;
     let price = || -> Result<GroupTuple, BudgetError> {
         let cost = core_group_cost(lifetime, Bytes(bytes), &demand)?;
         let fixed = cost.fixed.map(|pages| {
@@ -148,8 +150,22 @@ fn utilization(py: Python<'_>, limit: (u64, u64), amount: u64) -> PyResult<(u64,
     Ok((whole, limit.used(amount)))
 }
 
-pub fn to_lifetime((name, tokens, sinks): &LifetimeTuple) -> PyResult<Lifetime> {
-    let (tokens, sinks) = (*tokens, *sinks);
+pub fn to_lifetime(py: Python<'_>, lifetime: LifetimeTuple) -> PyResult<Lifetime> {
+    let (name, tokens, sinks) = lifetime;
+    let tokens: u64 = tokens.get(py, "lifetime tokens", "an integer from 0 on")?;
+    let sinks: u64 = sinks.get(py, "lifetime sink tokens", "an integer from 0 on")?;
+    let has_none = matches!(name.as_str(), "full_attention" | "recurrent_state");
+    let has_no_sinks = matches!(name.as_str(), "chunked_attention" | "cross_attention");
+    if (has_none && tokens > 0) || ((has_none || has_no_sinks) && sinks > 0) {
+        return Err(PyValueError::new_err(format!(
+            "lifetime ({name:?}, {tokens}, {sinks}): {name} has {}",
+            if has_none {
+                "no tokens"
+            } else {
+                "no sink tokens"
+            }
+        )));
+    }
     Ok(match name.as_str() {
         "full_attention" => Lifetime::Full,
         "sliding_window" => Lifetime::Window { tokens, sinks },

@@ -14,6 +14,8 @@ pub const MEDIA: &str = "a reference that intern_media gave";
 pub const FROM_MINUS_ONE: &str = "in -1..=2147483647";
 pub const FROM_ZERO: &str = "in 0..=2147483647";
 pub const FROM_ONE: &str = "in 1..=2147483647";
+pub const ROLE: &str = "0 (target) or 1 (draft)";
+pub const PAD: &str = "0 or -1";
 pub const PAGES: &str = "in 2..=2147483647: page 0 is reserved";
 
 /// What was given for an integer: the number, or how Python shows what is none of 64 bits.

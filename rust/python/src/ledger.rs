@@ -119,7 +119,10 @@ impl PyLedger {
         let events: u32 = events.get(py, "events", FROM_ZERO)?;
         let lifetimes = match lifetimes {
             None => vec![Lifetime::Full; num_pages.len()],
-            Some(given) => given.iter().map(to_lifetime).collect::<PyResult<_>>()?,
+            Some(given) => given
+                .into_iter()
+                .map(|item| to_lifetime(py, item))
+                .collect::<PyResult<_>>()?,
         };
         let tier = |pages: Option<Vec<Integer>>, argument| {
             let pages = pages.unwrap_or_default().into_iter();

@@ -3,9 +3,10 @@
 use pyo3::prelude::*;
 use tandemkv_core::ledger::{Csr, PathBatch};
 
-use crate::arguments::TokenRows;
+use crate::arguments::{StepNumber, TokenRows};
 use crate::buffers::{Input, Memory, Output, disjoint};
 use crate::errors::misuse;
+use crate::integer::{FROM_ONE, FROM_ZERO, Integer, PAD, ROLE};
 use crate::ledger::{PyLedger, converted};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -17,16 +18,18 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 #[pyfunction]
-#[pyo3(signature = (ledger, step, handle, start, width, role = 0))]
+#[pyo3(signature = (ledger, step, handle, start, width, role = Integer(Ok(0))),
+    text_signature = "(ledger, step, handle, start, width, role=0)")]
 fn spans(
     py: Python<'_>,
     ledger: &PyLedger,
-    step: u64,
+    step: StepNumber,
     handle: &Bound<'_, PyAny>,
     start: &Bound<'_, PyAny>,
     width: &Bound<'_, PyAny>,
-    role: usize,
+    role: Integer,
 ) -> PyResult<()> {
+    let role = role.get(py, "role", ROLE)?;
     let handle = Input::<i64>::new(handle, "handle", 1)?;
     let mut start = Output::<i32>::new(start, "start", 1)?;
     let mut width = Output::<i32>::new(width, "width", 1)?;
@@ -36,7 +39,7 @@ fn spans(
         &[handle.region("handle")],
     )?;
     let result = ledger.lock(py)?.spans(
-        step,
+        step.0,
         handle.slice(),
         role,
         start.unsigned_mut(),
@@ -46,7 +49,8 @@ fn spans(
 }
 
 #[pyfunction]
-#[pyo3(signature = (ledger, handle, kv_len, indptr, indices, last_page_len, *, scale = 1, class_index = 0))]
+#[pyo3(signature = (ledger, handle, kv_len, indptr, indices, last_page_len, *, scale = Integer(Ok(1)), class_index = Integer(Ok(0))),
+    text_signature = "(ledger, handle, kv_len, indptr, indices, last_page_len, *, scale=1, class_index=0)")]
 #[allow(clippy::too_many_arguments)] // three outputs, as the form has them
 fn csr(
     py: Python<'_>,
@@ -56,9 +60,11 @@ fn csr(
     indptr: &Bound<'_, PyAny>,
     indices: &Bound<'_, PyAny>,
     last_page_len: &Bound<'_, PyAny>,
-    scale: u32,
-    class_index: usize,
+    scale: Integer,
+    class_index: Integer,
 ) -> PyResult<usize> {
+    let scale = scale.get(py, "scale", FROM_ONE)?;
+    let class_index = class_index.get(py, "class_index", FROM_ZERO)?;
     let handle = Input::<i64>::new(handle, "handle", 1)?;
     let kv_len = Input::<i32>::new(kv_len, "kv_len", 1)?;
     let mut indptr = Output::<i32>::new(indptr, "indptr", 1)?;
@@ -86,7 +92,8 @@ fn csr(
 }
 
 #[pyfunction]
-#[pyo3(signature = (ledger, handle, start, width, out, *, pad = 0, class_index = 0))]
+#[pyo3(signature = (ledger, handle, start, width, out, *, pad = Integer(Ok(0)), class_index = Integer(Ok(0))),
+    text_signature = "(ledger, handle, start, width, out, *, pad=0, class_index=0)")]
 #[allow(clippy::too_many_arguments)]
 fn slot_mapping(
     py: Python<'_>,
@@ -95,9 +102,11 @@ fn slot_mapping(
     start: &Bound<'_, PyAny>,
     width: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
-    pad: i64,
-    class_index: usize,
+    pad: Integer,
+    class_index: Integer,
 ) -> PyResult<usize> {
+    let pad = pad.get(py, "pad", PAD)?;
+    let class_index = class_index.get(py, "class_index", FROM_ZERO)?;
     let handle = Input::<i64>::new(handle, "handle", 1)?;
     let start = Input::<i32>::new(start, "start", 1)?;
     let width = Input::<i32>::new(width, "width", 1)?;
@@ -123,16 +132,19 @@ fn slot_mapping(
 }
 
 #[pyfunction]
-#[pyo3(signature = (ledger, handle, kv_len, dst, *, pad = 0, class_index = 0))]
+#[pyo3(signature = (ledger, handle, kv_len, dst, *, pad = Integer(Ok(0)), class_index = Integer(Ok(0))),
+    text_signature = "(ledger, handle, kv_len, dst, *, pad=0, class_index=0)")]
 fn token_rows(
     py: Python<'_>,
     ledger: &PyLedger,
     handle: &Bound<'_, PyAny>,
     kv_len: &Bound<'_, PyAny>,
     dst: &Bound<'_, PyAny>,
-    pad: i32,
-    class_index: usize,
+    pad: Integer,
+    class_index: Integer,
 ) -> PyResult<()> {
+    let pad = pad.get(py, "pad", PAD)?;
+    let class_index = class_index.get(py, "class_index", FROM_ZERO)?;
     let handle = Input::<i64>::new(handle, "handle", 1)?;
     let kv_len = Input::<i32>::new(kv_len, "kv_len", 1)?;
     let mut dst = Output::<i32>::new(dst, "dst", 2)?;
@@ -161,18 +173,20 @@ fn token_rows(
 }
 
 #[pyfunction]
-#[pyo3(signature = (ledger, step, handle, path, count, out, role = 0))]
+#[pyo3(signature = (ledger, step, handle, path, count, out, role = Integer(Ok(0))),
+    text_signature = "(ledger, step, handle, path, count, out, role=0)")]
 #[allow(clippy::too_many_arguments)]
 fn path_moves(
     py: Python<'_>,
     ledger: &PyLedger,
-    step: u64,
+    step: StepNumber,
     handle: &Bound<'_, PyAny>,
     path: &Bound<'_, PyAny>,
     count: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
-    role: usize,
+    role: Integer,
 ) -> PyResult<usize> {
+    let role = role.get(py, "role", ROLE)?;
     let handle = Input::<i64>::new(handle, "handle", 1)?;
     let path = Input::<i32>::up_to(path, "path", 1, 2)?;
     let count = Input::<i32>::new(count, "count", 1)?;
@@ -205,6 +219,6 @@ fn path_moves(
         role,
     };
     let records = out.unsigned_mut().as_chunks_mut::<5>().0;
-    let result = ledger.lock(py)?.path_moves(step, &batch, records);
+    let result = ledger.lock(py)?.path_moves(step.0, &batch, records);
     converted(py, result)
 }

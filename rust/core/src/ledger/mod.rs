@@ -22,6 +22,7 @@
 //! | `room.rs` | the one answer whether pages can be had, taking and giving back |
 //! | `sides.rs` | windows and states: what a hit needs, pins, pruning |
 //! | `snapshot.rs` | states that become reusable |
+//! | `memory.rs` | whether the system has the memory |
 //! | `identity.rs` | scopes and media |
 //! | `lower.rs` | what lower tiers add to a match |
 //! | `load.rs` | sequences whose pages are on their way from there |
@@ -46,6 +47,7 @@ mod keys;
 mod lease;
 mod load;
 mod lower;
+mod memory;
 mod paths;
 mod prepare;
 mod probe;
@@ -152,6 +154,7 @@ impl Ledger {
     /// [`LedgerError::Config`] for a value outside what is supported.
     pub fn new(config: LedgerConfig) -> Result<Self, LedgerError> {
         config.check()?;
+        memory::check_memory(&config)?;
         let classes = Classes::new(&config)?;
         let pages = |place| config.num_pages[classes.class(place) as usize];
         let (records, rows) = (config.records(), config.max_sequences);
@@ -212,7 +215,7 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// [`LedgerError::Clock`] if `now` is below an earlier one, or not a number.
+    /// [`LedgerError::Clock`] if `now` is below an earlier one, or not a finite number.
     pub fn begin_step(&mut self, now: f64) -> Result<u64, LedgerError> {
         self.steps.check_clock(now)?;
         self.end_leases(now);
@@ -380,5 +383,13 @@ fn check_range(
             min,
             max,
         })
+    }
+}
+
+/// Checks that flags are 0 or 1.
+fn check_publish(publish: &[u8]) -> Result<(), LedgerError> {
+    match publish.iter().position(|&flag| flag > 1) {
+        None => Ok(()),
+        Some(item) => check_range("publish", item, publish[item].into(), 0, 1),
     }
 }

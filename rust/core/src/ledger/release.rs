@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use crate::error::LedgerError;
 use crate::ids::{Handle, NodeId, Row};
-use crate::ledger::{Ledger, check_len};
+use crate::ledger::{Ledger, check_len, check_publish};
 
 impl Ledger {
     /// Closes sequences. What they published stays; with `publish` not 0 the tail is published too; all
@@ -15,6 +15,7 @@ impl Ledger {
     /// For a handle that is stale or appears twice; nothing has changed then.
     pub fn release(&mut self, handle: &[i64], publish: &[u8]) -> Result<(), LedgerError> {
         check_len("publish", publish.len(), handle.len())?;
+        check_publish(publish)?;
         self.calls += 1;
         for (item, &handle) in handle.iter().enumerate() {
             self.check_any_handle(item, handle)?;

@@ -2,7 +2,8 @@
 
 use crate::error::LedgerError;
 use crate::ids::{PAGE_ZERO, PageIndex, Row};
-use crate::ledger::{Ledger, check_len, check_range};
+use crate::ledger::memory::check_memory;
+use crate::ledger::{Ledger, LedgerConfig, check_len, check_range};
 use crate::side::Side;
 
 /// No scope: what is evicted for it asks all floors.
@@ -28,15 +29,20 @@ impl Ledger {
     /// # Errors
     ///
     /// [`LedgerError::StepsOpen`], [`LedgerError::TransfersOpen`] for pages in flight;
-    /// [`LedgerError::PoolTooSmall`] where what is held, promised or guarded does not fit; for another
+    /// [`LedgerError::Memory`]; [`LedgerError::PoolTooSmall`] where what is held, promised or guarded does not fit; for another
     /// number of classes or a size out of range. Nothing has changed then.
     pub fn resize(&mut self, num_pages: &[u32]) -> Result<Vec<PageMove>, LedgerError> {
         self.check_resize(num_pages)?;
         let sizes: Vec<u32> = (0..self.pools.len())
             .map(|place| num_pages[self.classes.class(place) as usize])
             .collect();
+        let config = LedgerConfig {
+            num_pages: num_pages.to_vec(),
+            ..self.config.clone()
+        };
+        check_memory(&config)?;
         self.evict_to(&sizes);
-        num_pages.clone_into(&mut self.config.num_pages);
+        self.config = config;
         let records = self.config.records().max(self.blocks.records());
         self.blocks.grow(records);
         self.tree.grow_policy(records);

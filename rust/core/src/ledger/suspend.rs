@@ -4,7 +4,7 @@ use crate::error::LedgerError;
 use crate::ids::{Handle, Row, Token};
 use crate::ledger::admit::Item;
 use crate::ledger::prepare::Prepared;
-use crate::ledger::{Ledger, check_len, check_range};
+use crate::ledger::{Ledger, check_len, check_publish, check_range};
 
 impl Ledger {
     /// Takes the pages of sequences, as `release` does, and keeps their tokens, handles and rows. With
@@ -16,6 +16,7 @@ impl Ledger {
     /// [`LedgerError::StepInFlight`] for a sequence that runs a step. Nothing has changed then.
     pub fn suspend(&mut self, handle: &[i64], publish: &[u8]) -> Result<(), LedgerError> {
         check_len("publish", publish.len(), handle.len())?;
+        check_publish(publish)?;
         self.calls += 1;
         for (item, &handle) in handle.iter().enumerate() {
             let row = self.check_handle(item, handle)?;
