@@ -124,9 +124,14 @@ def _check_mirror(pair: Comparison) -> None:
     assert mirror.digest() == pair.core.digest(), f"{pair.config!r}\n{pair.applied!r}"
 
 
+# What a short run may miss by chance; tests of their own lead there.
+RARE = {"copies of a key", "dropped", "missed_copy_tokens"}
+
+
 def _run(seed: int, num_operations: int, validate_every: int) -> None:
     total = run_ledgers(seed, num_operations, validate_every)
-    missing = (EXPECTED_OUTCOMES | EXPECTED_COUNTERS) - total.keys()
+    expected = EXPECTED_OUTCOMES | EXPECTED_COUNTERS
+    missing = expected - total.keys() - (RARE if num_operations < 1_000_000 else set())
     assert not missing, f"the run never met {sorted(missing)}"
 
 
