@@ -5,7 +5,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `admit.rs` | new sequences: count, take |
+//! | `admit.rs` | new sequences: match, count, decide |
+//! | `start.rs` | their first step: share, take, copy |
 //! | `prepare.rs` | prompts: match, check, copy |
 //! | `grow.rs` | room for the tokens of a step |
 //! | `advance.rs` | results of a step: tokens, lengths, what is given back |
@@ -33,12 +34,14 @@
 //! | `gains.rs` | the same where classes differ |
 //! | `read.rs` | tables, updates, moves, statistics |
 //! | `tables.rs` | CSR, slot mappings and rows of slots |
-//! | `check.rs` | validation, dump and digest, for tests |
+//! | `check.rs` | validation and digest, for tests |
+//! | `dump.rs` | the state, readable |
 
 mod admit;
 mod advance;
 mod check;
 mod config;
+mod dump;
 mod fork;
 mod gains;
 mod grow;
@@ -61,6 +64,7 @@ mod retain;
 mod room;
 mod sides;
 mod snapshot;
+mod start;
 mod suspend;
 mod tables;
 mod transfers;
@@ -73,8 +77,8 @@ pub use admit::{
     AdmitBatch, REFUSED_FOREVER, REFUSED_LOADING, REFUSED_NO_ROW, REFUSED_NOT_TRIED, REFUSED_NOW,
 };
 pub use advance::{AdvanceBatch, Rows};
-pub use check::{Dump, NodeDump, SequenceDump};
 pub use config::LedgerConfig;
+pub use dump::{Dump, NodeDump, SequenceDump};
 pub(crate) use lease::Leases;
 pub use lease::{LEASE_NOTHING, LEASE_REFUSED};
 pub use paths::{PathBatch, TokenMove};
