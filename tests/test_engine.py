@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 from paged_models import VOCAB, assert_empty, make_draft, make_managers, make_model
 
 import tandemkv as tkv
+from tandemkv.integrations.engine import attention
 from tandemkv.integrations.engine.attention import paged_attention
 from tandemkv.integrations.engine.drafting import (
     ModelDrafter,
@@ -272,3 +276,75 @@ def test_the_package_holds_the_files_of_the_example() -> None:
         # A link for each file: a link to a folder is dropped from the wheel.
         assert link.is_symlink()
         assert link.resolve() == sources[name]
+
+
+def fake_flash_attention(calls: list[dict[str, Any]]) -> ModuleType:
+    """Return a module with the arguments of flash-attn 2, computed by their definition."""
+
+    def flash_attn_varlen_func(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+    ) -> torch.Tensor:
+        calls.append({"max": (max_seqlen_q, max_seqlen_k), "window": window_size})
+        assert causal
+        assert not dropout_p
+        bounds = zip(cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), strict=True)
+        output, (first_q, first_k) = torch.zeros_like(q), next(bounds)
+        for end_q, end_k in bounds:
+            for token in range(first_q, end_q):
+                last = end_k - end_q + token  # aligned at the ends
+                first = first_k if window_size[0] < 0 else max(first_k, last - window_size[0])
+                keys, values = (x[first : last + 1].repeat_interleave(2, dim=1) for x in (k, v))
+                scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+                weights = (torch.einsum("hd,khd->hk", q[token], keys) * scale).softmax(-1)
+                output[token] = torch.einsum("hk,khd->hd", weights, values)
+            first_q, first_k = end_q, end_k
+        return output
+
+    module = ModuleType("flash_attn")
+    module.flash_attn_varlen_func = flash_attn_varlen_func
+    module.__spec__ = ModuleSpec("flash_attn", None)
+    return module
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_flash_attention_where_it_is_installed(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, Any]] = []
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 4, 8, 16, generator=generator).bfloat16()
+    k, v = (torch.randn(1, 2, 16, 16, generator=generator).bfloat16() for _ in range(2))
+    bounds = {
+        "cu_seq_lens_q": torch.tensor([0, 3, 4, 8]),
+        "cu_seq_lens_k": torch.tensor([0, 5, 12, 16]),
+    }
+
+    def attend(**options: Any) -> torch.Tensor:
+        return paged_attention(None, q, k, v, None, sliding_window=window, **bounds, **options)[0]
+
+    expected = attend(), attend(scaling=0.5)
+    monkeypatch.setattr(attention, "_is_on_gpu", lambda _: True)
+    assert torch.equal(attend(), expected[0])  # not installed: SDPA
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash_attention(calls))
+    for mine, theirs in zip((attend(), attend(scaling=0.5)), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.02)
+    assert calls == [{"max": (4, 7), "window": (-1, -1) if window is None else (2, 0)}] * 2
+    # What it cannot do is left to SDPA: sinks, keys longer than values, float32, the CPU.
+    attend(s_aux=torch.zeros(4))
+    assert attention.flash_attention_of(q, v[..., :8]) is None
+    assert attention.flash_attention_of(q.float(), v.float()) is None
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash_attention(calls))
+    attend()
+    assert len(calls) == 2

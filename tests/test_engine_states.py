@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged_models import STATE_CONFIGS, assert_empty, make_draft, make_managers
+from paged_models import STATE_CONFIGS, STATE_LAYERS, assert_empty, make_draft, make_managers
 from test_engine import NEW, alone, assert_served, make_requests, model_of, random_tokens
 
 import tandemkv as tkv
-from tandemkv.integrations.engine.drafting import ModelDrafter, PromptLookup
+from tandemkv.integrations.engine.drafting import ModelDrafter, PromptLookup, first_layers
 from tandemkv.integrations.engine.engine import Engine, Request
 from tandemkv.integrations.engine.runner import ModelRunner, Run
 from tandemkv.integrations.transformers import geometry_of
@@ -42,6 +42,17 @@ def test_drafts_of_a_model(name: str, draft_len: int) -> None:
     # Some guesses were right and some were wrong, or going back was not tried.
     assert 0 < engine.stats.acceptance_rate < 1
     assert engine.stats.accept_length > 1
+    assert_empty(managers)
+
+
+@pytest.mark.parametrize("name", STATE_CONFIGS)
+def test_drafts_of_the_first_layers(name: str) -> None:
+    model = model_of(name)
+    draft = first_layers(model, STATE_LAYERS[name] - 1)
+    managers = make_managers(model, draft, max_draft_len=2)
+    engine = Engine(model, managers, drafter=ModelDrafter(draft, managers), draft_len=2)
+    assert_served(engine, model, make_requests(3))
+    assert 0 < engine.stats.acceptance_rate < 1
     assert_empty(managers)
 
 

@@ -1,5 +1,7 @@
 """Attention of many sequences at a time over pages: gather, then SDPA for each sequence.
 
+On a GPU, with the package flash-attn, that takes all sequences in one call where it can.
+
 The tokens of a step lie one sequence after the other, without padding. transformers calls the
 function below in every attention layer, with the bounds of the sequences as keyword arguments that
 have the names of its own variable-length attention.
@@ -9,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +26,8 @@ NAME = "tandemkv_paged"
 
 # What some models ask of attention that the function below does not do.
 _UNSUPPORTED = ("softcap", "position_bias")
+
+_MAX_FLASH_SIZE = 256  # of a head, in flash-attn
 
 
 def paged_attention(
@@ -64,6 +71,18 @@ def paged_attention(
     if cu_seq_lens_q is None or cu_seq_lens_k is None:
         raise PagedCacheError(f"{NAME} runs under a ModelRunner only")
     queries, keys = cu_seq_lens_q.tolist(), cu_seq_lens_k.tolist()
+    if s_aux is None and (flash := flash_attention_of(query, value)) is not None:
+        output = flash(
+            *(state[0].transpose(0, 1) for state in (query, key, value)),
+            cu_seqlens_q=cu_seq_lens_q.to(query.device),
+            cu_seqlens_k=cu_seq_lens_k.to(query.device),
+            max_seqlen_q=max(end - start for start, end in pairwise(queries)),
+            max_seqlen_k=max(end - start for start, end in pairwise(keys)),
+            softmax_scale=scaling,
+            causal=True,
+            window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
+        )
+        return output[None], None
     parts = []
     for item in range(len(queries) - 1):
         q = query[:, :, queries[item] : queries[item + 1]]
@@ -78,6 +97,26 @@ def paged_attention(
             part = _with_sinks(q, k, v, mask=mask, scaling=scaling, sinks=s_aux)
         parts.append(part)
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def flash_attention_of(query: torch.Tensor, value: torch.Tensor) -> Any:
+    """Return `flash_attn_varlen_func` of the package flash-attn, or None where SDPA is needed.
+
+    It runs on a GPU, in half precision, for keys and values of one size up to 256.
+
+    Args:
+        query: `[1, heads, tokens, size]`.
+        value: `[1, KV heads, KV tokens, size]`.
+    """
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    fits = query.shape[-1] == value.shape[-1] <= _MAX_FLASH_SIZE
+    if not (half and fits and _is_on_gpu(query) and find_spec("flash_attn") is not None):
+        return None
+    return import_module("flash_attn").flash_attn_varlen_func
+
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def _with_sinks(

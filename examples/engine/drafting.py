@@ -159,8 +159,9 @@ def first_layers(model: Any, num_layers: int) -> Any:
         raise PagedCacheError(f"first_layers({num_layers}): the model has {count} layers")
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = num_layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:num_layers]
+    for kinds in ("layer_types", "layers_block_type"):
+        if vars(config).get(kinds):  # some configs derive it from others
+            setattr(config, kinds, vars(config)[kinds][:num_layers])
     with torch.device("meta"):
         draft = type(model)(config)
     for name, module in base.named_children():
