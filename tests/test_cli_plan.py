@@ -145,6 +145,8 @@ def test_no_more_requests_are_shown_than_were_planned_for(run: Run, pp_size: int
     limit = "max_batch_size 1" + (" times pp_size 2" if pp_size == 2 else "")
     for length, fits in (("8,192", pages // 257), ("1,000", pages // 32)):
         assert f"{pp_size} of {length} tokens (memory for {fits:,}; {limit} limits)" in out
+    for name in ("max_batch_size", "max-batch-size", "--max-batch-size"):
+        assert answer(run, *sizes, "--sweep", f"{name}=1")["sweep"] == "max_batch_size"
     _, out, _ = run(*sizes, "--sweep", "max_batch_size=1")
     assert f" {pp_size} of 1,000 " in out
 
@@ -303,7 +305,7 @@ def test_a_missing_cli_package_is_one_clear_line(
     # None in sys.modules makes an import fail as if the package were not installed.
     monkeypatch.setitem(sys.modules, module, None)
     assert main(["env"]) == 2
-    message = f"error: {module} is not installed: pip install 'tandemkv[cli]'\n"
+    message = f"error: {module} is not installed: pip install '.[cli]' in a checkout of tandemkv\n"
     assert capsys.readouterr().err == message
 
 
@@ -317,3 +319,21 @@ def test_the_installed_command_reports_its_status():
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: the device budget of rank 0")
+
+
+def test_python_runs_the_package() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "tandemkv", "--version"], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == f"tandemkv, version {tkv.__version__}\n"
+
+
+def test_the_plan_of_a_hybrid_says_what_its_batch_takes(run: Run) -> None:
+    sizes = ("--model", JAMBA, "--gpu-memory", "40GiB", "--max-seq-len", "8192")
+    notes = answer(run, *sizes, "--pp", "2")["notes"]
+    assert any(
+        "512 sequences" in note and "max_batch_size 256 x pp_size 2" in note for note in notes
+    )
+    fewer = answer(run, *sizes, "--max-batch-size", "8")
+    assert any("8 sequences" in note for note in fewer["notes"])
+    assert fewer["num_blocks"] > answer(run, *sizes)["num_blocks"]

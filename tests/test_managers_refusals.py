@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from managers_setup import (
+    TPB,
     assert_drained,
     chunk,
     decode,
@@ -246,3 +247,26 @@ def test_malformed_dummies_are_errors(
 
 def test_no_dummies_is_an_answer() -> None:
     assert small_managers().add_dummy_requests([], []) == []
+
+
+def test_a_refused_step_of_a_running_request_says_what_it_needs() -> None:
+    managers = small_managers(9, draft=False, max_seq_len=32)
+    run(managers, new("a", range(15), max_total=32), [[1]])
+    run(managers, new("b", range(50, 63), max_total=16), [[1]])
+    batch = decode(["a"])
+    while managers.prepare_resources(batch).all():
+        managers.update_resources(batch, [[1]])
+    managers.skip_step()
+    refusal = managers.refusals["a"]
+    history = managers.sequence("a")["reach"]
+    assert (refusal.required_blocks, refusal.usable_pages) == (history // TPB + 1, 8)
+
+
+def test_floors_of_others_are_named_where_they_refuse() -> None:
+    managers = small_managers(9, draft=False, max_seq_len=32)
+    managers.retention.set_quota(5, cache_salt="other")
+    batch = new("a", range(15), max_total=20)
+    assert not managers.prepare_resources(batch).any()
+    managers.skip_step()
+    shown = str(managers.refusals["a"])
+    assert shown == "needs 5 pages beside others' floors, the pool has 8 usable"

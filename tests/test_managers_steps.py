@@ -478,3 +478,26 @@ def test_calls_from_several_threads_follow_one_another() -> None:
         assert not thread.is_alive()
     assert errors == []
     assert_drained(managers)
+
+
+def test_a_step_that_was_completed_by_its_number_is_updated_by_it() -> None:
+    managers = small_managers()
+    batch = new("a", range(5))
+    managers.prepare_resources(batch)
+    managers.complete_step(managers.step)
+    with pytest.raises(StepError, match=r"step 1 was completed by complete_step.*step=1"):
+        managers.update_resources(batch, [[5]])
+    managers.update_resources(batch, [[5]], step=1)
+    with pytest.raises(StepError, match="no step is prepared"):
+        managers.update_resources(batch, [[5]])
+
+
+def test_more_tokens_than_a_request_was_admitted_for() -> None:
+    managers = small_managers()
+    run(managers, new("a", range(5), max_total=6), [[5]])
+    batch = decode(["a"], 2)
+    managers.prepare_resources(batch)
+    message = r"count\[0\] is 2, but that sequence knows 6 tokens of the 6 it was admitted for"
+    with pytest.raises(LedgerError, match=message) as caught:
+        managers.update_resources(batch, [[5, 6]])
+    assert caught.value.code == "beyond_max_total"

@@ -306,7 +306,7 @@ def test_every_byte_is_explained_and_the_bound_covers_what_is_in_use(
             max_batch_size=batch,
             max_num_tokens=step,
             cached_endpoints=endpoints,
-            state_snapshot_interval=data.draw(st.sampled_from([None, 100])),
+            state_snapshot_interval=data.draw(st.sampled_from([None, 3 * tokens_per_block])),
             max_util_for_resume=data.draw(st.sampled_from([None, 0.9])),
         ),
         mapping=tkv.Mapping(cp_size=cp_size),

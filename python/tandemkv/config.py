@@ -99,7 +99,8 @@ class KvCacheConfig:
         tokens_per_block: tokens of a block, for both roles.
         kernel_page_tokens: tokens of a page as attention kernels see it, a divisor of
             `tokens_per_block`; None: the block.
-        max_batch_size: most sequences at a time; the rows of the block table.
+        max_batch_size: most sequences at a time; the rows of the block table. Each has a state of
+            its own in models with recurrent states, taken off the budget at once.
         max_seq_len: longest sequence in tokens; None: what the target's config declares; `auto`:
             the longest that fits, up to that.
         max_num_tokens: most tokens that one step runs, or None. Every pool of windows is charged
@@ -109,8 +110,8 @@ class KvCacheConfig:
             is rounded down to whole blocks.
         cached_endpoints: cached prefixes whose windows and states are kept beside those of the
             sequences, on every tier that is used.
-        state_snapshot_interval: tokens between two snapshots of a recurrent state; None: none are
-            taken. Of no effect without `enable_block_reuse`.
+        state_snapshot_interval: tokens between two snapshots of a recurrent state, a multiple of
+            `tokens_per_block`; None: none are taken. Of no effect without `enable_block_reuse`.
         max_util_for_resume: how full the pools of windows and states may be for a suspended
             sequence to resume, as a fraction; None: full. Lower values cost pages.
         max_encoder_len: most encoder tokens of a sequence, for cross attention; None:

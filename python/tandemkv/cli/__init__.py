@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from tandemkv.extras import install_hint
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status.
@@ -20,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             import_module(module)
         except ImportError:
-            print(f"error: {module} is not installed: pip install 'tandemkv[cli]'", file=sys.stderr)
+            print(f"error: {module} is not installed: {install_hint('cli')}", file=sys.stderr)
             return 2
     # Only now: the verbs import both.
     status: int = import_module("tandemkv.cli.app").run(argv)

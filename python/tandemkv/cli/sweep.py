@@ -19,7 +19,7 @@ SWEEPABLE = (
     *("tp", "pp", "cp", "draft_tp", "kv_dtype", "draft_kv_dtype", "spec"),
     *("gpu_memory", "host_memory"),
 )
-"""Options that can take several values, named without dashes."""
+"""Options that can take several values, as they are shown."""
 
 _OK, _DOES_NOT_FIT = 0, 1
 
@@ -34,13 +34,14 @@ class Sweep:
 
 
 def read_sweep(ctx: click.Context, text: str) -> Sweep:
-    """Read `tokens_per_block=16,32,64`.
+    """Read `tokens_per_block=16,32,64`; dashes in the name do as well.
 
     Raises:
         ConfigError: no such option, or no value.
         click.BadParameter: a value that the option does not take.
     """
-    name, _, listed = text.partition("=")
+    given, _, listed = text.partition("=")
+    name = given.strip().removeprefix("--").replace("-", "_")
     values = [value.strip() for value in listed.split(",")]
     if name not in SWEEPABLE or not all(values):
         raise ConfigError(

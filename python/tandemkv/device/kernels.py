@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Any
 
 from tandemkv.errors import DeviceUnavailableError
+from tandemkv.extras import install_hint
 
 SOURCES = {
     "copy_batch_block_offsets": "block_offsets.cu",
@@ -38,7 +39,7 @@ def require_cupy() -> Any:
     except ImportError as error:
         raise DeviceUnavailableError(
             "device 'cuda' needs CuPy, which is not installed\n"
-            "hint: pip install 'tandemkv[cuda12]' or 'tandemkv[cuda13]'"
+            f"hint: {install_hint('cuda12')}, or cuda13"
         ) from error
     if not cupy.cuda.is_available():
         raise DeviceUnavailableError(

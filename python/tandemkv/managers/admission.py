@@ -34,8 +34,10 @@ class Refusal:
             ever give), `no_row` (as many requests as the plan allows are open), `loading` (its
             pages are on their way from a lower tier: give it again), or `not_tried` (after another
             refusal, with `stop_at_first`).
-        required_blocks: blocks it can come to need in each class; 0 for a running request.
-        usable_pages: pages of the smallest class that requests can own.
+        required_blocks: blocks it can come to need in each class; of a running request, those that
+            it needs for this step.
+        usable_pages: pages of the smallest class that requests can own, those that floors of other
+            scopes keep included.
     """
 
     reason: str
@@ -44,7 +46,9 @@ class Refusal:
 
     def __str__(self) -> str:
         if self.reason == "never_fits":
-            return f"needs {self.required_blocks} pages, the pool has {self.usable_pages} usable"
+            beside = "" if self.required_blocks > self.usable_pages else " beside others' floors"
+            usable = f"the pool has {self.usable_pages} usable"
+            return f"needs {self.required_blocks} pages{beside}, {usable}"
         return self.reason.replace("_", " ")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,17 @@ from tandemkv.errors import BatchError
 
 TOKEN_LIMIT = 2**31
 """Tokens are integers in `[0, TOKEN_LIMIT)`."""
+
+
+class ArrayLike(Protocol):
+    """A tensor of another library that NumPy can read."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NDArray[Any]:
+        """Return it as a NumPy array."""
+
+
+Ints: TypeAlias = Sequence[int] | NDArray[np.integer[Any]] | ArrayLike
+"""One-dimensional integers: an array of the named dtype, a CPU tensor, or Python ints."""
 
 
 def is_array(value: object) -> bool:

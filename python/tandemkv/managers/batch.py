@@ -10,8 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemkv.errors import BatchError
-from tandemkv.managers.arrays import flatten, item_array, offset_array, token_array
-from tandemkv.managers.identity import Identity, check_media_fits, read_identity
+from tandemkv.managers.arrays import Ints, flatten, item_array, offset_array, token_array
+from tandemkv.managers.identity import (
+    Adapter,
+    Identity,
+    MediaItem,
+    Salt,
+    check_media_fits,
+    read_identity,
+)
 
 _EMPTY_INDEX: NDArray[np.intp] = np.zeros(0, np.intp)
 _ONE = np.int32(1)
@@ -147,15 +154,15 @@ class Batch:
         self,
         request_ids: Iterable[Hashable],
         *,
-        chunk_lens: object = None,
-        draft_lens: object = None,
-        prompts: object = None,
-        max_total_tokens: object = None,
-        scopes: object = None,
-        adapters: object = None,
-        cache_salts: object = None,
-        media: object = None,
-        draft_from: object = None,
+        chunk_lens: Ints | None = None,
+        draft_lens: Ints | None = None,
+        prompts: tuple[Ints, Ints] | Sequence[Ints] | None = None,
+        max_total_tokens: Ints | None = None,
+        scopes: Ints | None = None,
+        adapters: Sequence[Adapter | None] | None = None,
+        cache_salts: Sequence[Salt | None] | None = None,
+        media: Sequence[Sequence[MediaItem] | None] | None = None,
+        draft_from: Ints | None = None,
     ) -> None:
         put = object.__setattr__
         ids = RequestIds(request_ids)

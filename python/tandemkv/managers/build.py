@@ -87,8 +87,7 @@ def build_managers(
 
     Raises:
         ConfigError: no such rank, `num_dummy_requests`, `watermark_blocks` or `events` is not an
-            int >= 0, `fingerprint` is not bytes, or a plan with context parallelism, or with
-            snapshots of states at other places than block ends.
+            int >= 0, `fingerprint` is not bytes, or a plan with context parallelism.
         PoolError: an unknown device, backend or layout, or a pool that differs from the plan or is
             too large for 32-bit page indices.
         DeviceUnavailableError: pools on a CUDA device that is not there.

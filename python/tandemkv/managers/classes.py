@@ -64,8 +64,7 @@ def cache_classes(plan: Plan) -> tuple[CacheClass, ...]:
     """Return the classes of a plan, the same on every rank; those that keep all tokens first.
 
     Raises:
-        ConfigError: a plan with context parallelism, whose pages hold parts of blocks, or with
-            state snapshots at other places than block ends.
+        ConfigError: a plan with context parallelism, whose pages hold parts of blocks.
     """
     if plan.mapping.cp_size != 1:
         raise ConfigError(
@@ -76,14 +75,6 @@ def cache_classes(plan: Plan) -> tuple[CacheClass, ...]:
     num_pages: dict[Lifetime, int] = {}
     for group in plan.groups():
         num_pages[group.rule] = min(group.num_pages, num_pages.get(group.rule, group.num_pages))
-    interval = plan.terms.snapshot_interval
-    if STATE in num_pages and interval is not None and interval % plan.tokens_per_block:
-        raise ConfigError(
-            f"state_snapshot_interval is {interval}; snapshots are taken at block ends, so a "
-            f"multiple of tokens_per_block ({plan.tokens_per_block}) is needed",
-            field="state_snapshot_interval",
-            value=interval,
-        )
     order = {name: place for place, name in enumerate(LIFETIMES)}
     return tuple(
         CacheClass(

@@ -138,7 +138,11 @@ class Preparation:
         refused = np.flatnonzero(~mask).tolist()
         for item in refused:
             tried = item == refused[0] or not stop_at_first
-            self.refusals[ids[item]] = Refusal("no_pages_now" if tried else "not_tried")
+            reason = "no_pages_now" if tried else "not_tried"
+            sequence = self._ledger.sequence(int(handles[item]))
+            ahead = sum(width for _, width in sequence["outstanding"]) + int(widths[item])
+            needed = self._limits.tightest(self._limits.blocks(sequence["reach"] + ahead))
+            self.refusals[ids[item]] = Refusal(reason, *needed)
         return np.where(mask, handles, NOT_GRANTED), mask, count
 
     def _admit(self, step: int, admission: Admission, stop_at_first: bool) -> int:

@@ -167,6 +167,8 @@ class Steps:
     def __init__(self) -> None:
         self._records: dict[int, StepRecord] = {}
         self.implicit: int | None = None
+        # A step that the managers began and the caller completed.
+        self._taken_over = 0
 
     def refuse_second(self, step: int) -> NoReturn:
         """Say that the managers do not begin a second step while their own `step` is open.
@@ -198,6 +200,12 @@ class Steps:
             StepError: there is none.
         """
         if step is None:
+            if self.implicit is None and self._taken_over in self._records:
+                raise StepError(
+                    f"step {self._taken_over} was completed by complete_step: pass its number, "
+                    f"step={self._taken_over}",
+                    self._taken_over,
+                )
             if self.implicit is None:
                 raise StepError("no step is prepared: call prepare_resources first", 0)
             step = self.implicit
@@ -209,7 +217,7 @@ class Steps:
     def completed(self, step: int) -> None:
         """Note that a step is complete; its result may still be awaited."""
         if self.implicit == step:
-            self.implicit = None
+            self.implicit, self._taken_over = None, step
         record = self._records.get(step)
         if record is not None:
             record.implicit = False

@@ -15,14 +15,25 @@ def plan_notes(
     config: KvCacheConfig,
     max_seq_len: int,
     stages: Sequence[Pair],
+    *,
+    pp_size: int,
 ) -> tuple[str, ...]:
     """Return the notes of a plan, in a fixed order."""
     notes = _position_notes(target, draft, max_seq_len)
+    times = f" x pp_size {pp_size}" if pp_size > 1 else ""
+    sequences = config.max_batch_size * pp_size
     kinds = {group.lifetime[0] for pair in stages for stage in pair for group in stage.groups}
     windows = kinds & {"sliding_window", "chunked_attention"}
     if windows and config.max_num_tokens is None:
         notes.append(
             "max_num_tokens is not given: windows are charged no room for a prompt in flight"
+        )
+    states = kinds & {"recurrent_state"}
+    if states:
+        notes.append(
+            f"a state is kept for each of {sequences:,} sequences at a time, whether they run or "
+            f"not: max_batch_size {config.max_batch_size:,}{times} (256 unless given); a smaller "
+            "one leaves more room for tokens"
         )
     ends = sorted(windows | (kinds & {"recurrent_state"}))
     if ends and config.enable_block_reuse and config.cached_endpoints == 0:

@@ -19,7 +19,7 @@ from tandemkv.planning.checks import (
     max_pages,
     rank_budgets,
 )
-from tandemkv.planning.groups import Terms, group_layers, plan_terms
+from tandemkv.planning.groups import STATE, Terms, group_layers, plan_terms
 from tandemkv.planning.longest import longest_plan
 from tandemkv.planning.notes import plan_notes
 from tandemkv.planning.placement import draft_partition, layer_ranges, target_partition
@@ -114,6 +114,7 @@ def _solve(request: _Request, max_seq_len: int) -> Plan:
     terms = plan_terms(config, mapping, request.speculative, max_seq_len)
     stages = _pairs(request, terms)
     _check_lower_tiers(config, stages)
+    _check_snapshots(config, stages)
     splits = {tier: _split_tier(request, tier, terms, stages) for tier in TIERS}
     target, draft = request.target, request.draft
     return Plan(
@@ -128,7 +129,7 @@ def _solve(request: _Request, max_seq_len: int) -> Plan:
         num_host_blocks=splits["host"].pages,
         num_disk_blocks=splits["disk"].pages,
         ranks=build_ranks(mapping, terms, stages, request.budgets, splits),
-        notes=plan_notes(target, draft, config, max_seq_len, stages),
+        notes=plan_notes(target, draft, config, max_seq_len, stages, pp_size=mapping.pp_size),
     )
 
 
@@ -194,6 +195,24 @@ def _split_tier(request: _Request, tier: str, terms: Terms, stages: Sequence[Pai
         max_pages=max_pages(request.config, mapping) if on_device else None,
     )
     return TierSplit(True, pages or 0, tuple((t, d, slack) for _, t, d, slack in ranks))
+
+
+def _check_snapshots(config: KvCacheConfig, stages: Sequence[Pair]) -> None:
+    """Refuse snapshots of states inside blocks, which nothing takes.
+
+    Raises:
+        ConfigError: names both numbers.
+    """
+    interval, block = config.state_snapshot_interval, config.tokens_per_block
+    if interval is None or not config.enable_block_reuse or interval % block == 0:
+        return
+    if any(group.lifetime == STATE for pair in stages for stage in pair for group in stage.groups):
+        raise ConfigError(
+            f"state_snapshot_interval is {interval}; snapshots are taken at block ends, so a "
+            f"multiple of tokens_per_block ({block}) is needed",
+            field="state_snapshot_interval",
+            value=interval,
+        )
 
 
 def _check_lower_tiers(config: KvCacheConfig, stages: Sequence[Pair]) -> None:

@@ -227,6 +227,21 @@ pub enum LedgerError {
         /// The largest floor possible now.
         most: u64,
     },
+    /// More tokens than the sequence may come to know.
+    #[error(
+        "count[{item}] is {count}, but that sequence knows {known} tokens of the {max_total} it was admitted \
+         for (max_total)"
+    )]
+    BeyondMaxTotal {
+        /// The item.
+        item: usize,
+        /// Tokens given.
+        count: i64,
+        /// Tokens known.
+        known: u32,
+        /// The most there may be.
+        max_total: u32,
+    },
     /// A node of a draft tree that cannot stand where it does in a path.
     #[error(
         "path[{item}] has node {node} at {position}, must be in {min}..={max}: node 0 first, then ascending, \
@@ -365,6 +380,7 @@ impl LedgerError {
             Self::TransfersOpen { .. } => "transfers_open",
             Self::PoolTooSmall { .. } => "pool_too_small",
             Self::FloorTooHigh { .. } => "floor_too_high",
+            Self::BeyondMaxTotal { .. } => "beyond_max_total",
             Self::PathNode { .. } => "path_node",
             Self::MovesNotTaken { .. } => "moves_not_taken",
             Self::SequencesOpen { .. } => "sequences_open",
@@ -487,6 +503,17 @@ impl LedgerError {
                 ("scope", scope.into()),
                 ("floor", floor.into()),
                 ("most", most.into()),
+            ],
+            Self::BeyondMaxTotal {
+                item,
+                count,
+                known,
+                max_total,
+            } => vec![
+                ("item", item as i128),
+                ("count", count.into()),
+                ("known", known.into()),
+                ("max_total", max_total.into()),
             ],
             Self::PathNode {
                 item,

@@ -158,8 +158,15 @@ impl Ledger {
                     known,
                 });
             }
-            let most = (end + 1 - known).min(i64::from(seq.max_total) - known);
-            check_range("count", item, count, 0, most)?;
+            check_range("count", item, count, 0, end + 1 - known)?;
+            if count > i64::from(seq.max_total) - known {
+                return Err(LedgerError::BeyondMaxTotal {
+                    item,
+                    count,
+                    known: seq.known,
+                    max_total: seq.max_total,
+                });
+            }
             if seq.keeps_tokens {
                 check_tokens(item, batch.given(item, batch.count[item].cast_unsigned()))?;
             }
