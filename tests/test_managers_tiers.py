@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -376,3 +377,20 @@ def test_ranks_start_with_what_all_of_them_found(tmp_path: Path) -> None:
     assert managers.tiers is not None
     assert managers.stats().tiers["counters"]["restored"] == 0
     managers.tiers.close()
+
+
+def test_windows_without_pages_on_the_host_are_named() -> None:
+    full, window = layers(1)[0], dataclasses.replace(layers(1)[0], window=8)
+    plan = tkv.plan(
+        tkv.ModelGeometry(layers=(full, window), name="target"),
+        config=tkv.KvCacheConfig(
+            max_gpu_total_bytes="64KiB",
+            host_cache_size="64KiB",
+            tokens_per_block=TPB,
+            max_batch_size=2,
+            max_seq_len=64,
+            max_num_tokens=32,
+        ),
+    )
+    with pytest.raises(tkv.ConfigError, match=r"for sliding_window on host.*cached_endpoints=N"):
+        build_managers(plan)

@@ -139,6 +139,8 @@ class Engine:
             )
         self.managers = managers
         self.target = ModelRunner(model, managers, managers.target)
+        if managers.tiers is not None:
+            managers.tiers.stream = stream_of(managers)
         self.drafter: Drafter = NoDrafter() if drafter is None else drafter
         self.draft_len = 0 if drafter is None else draft_len
         self.step_tokens = step_tokens
@@ -189,9 +191,10 @@ class Engine:
         batch = self._batch(work)
         granted = self.managers.prepare_resources(batch)
         while not granted.any():
-            # Nothing ran in this step, so what the victim gives up is free at once.
+            # Nothing ran in this step, so what a victim gives up is free at once.
             self.managers.skip_step()
-            self._preempt()
+            if not self._wait_for_pages():
+                self._preempt()
             work = self._schedule()
             batch = self._batch(work)
             granted = self.managers.prepare_resources(batch)
@@ -255,7 +258,16 @@ class Engine:
             self.stats.prompt_tokens += len(request.tokens)
             self.stats.reused_tokens += hit
 
+    def _wait_for_pages(self) -> bool:
+        """Wait for pages from host or disk if requests are refused for want of them alone."""
+        reasons = {refusal.reason for refusal in self.managers.refusals.values()}
+        if reasons != {"loading"} or self.managers.tiers is None:
+            return False
+        self.managers.tiers.collect(wait=True)
+        return True
+
     def _preempt(self) -> None:
+        """Free the last request's pages; with a host tier its full blocks come back from there."""
         if not self.running:
             refusals = self.managers.refusals
             raise EngineError(f"nothing fits: {refusals}")

@@ -30,6 +30,7 @@ def build(
     draft_layers: int = 28,
     draft_len: int = 3,
     memory: int | str = "512MiB",
+    host_memory: int | str = 0,
     max_seq_len: int = 2048,
     max_batch_size: int = 16,
     tokens_per_block: int = 16,
@@ -43,6 +44,7 @@ def build(
         draft_layers: first layers that draft; 0: no drafts.
         draft_len: most tokens to guess.
         memory: device bytes of both roles, as in `KvCacheConfig`.
+        host_memory: host bytes of both roles, to which pages go that the device has no room for.
         max_seq_len: longest request.
         max_batch_size: most requests at a time.
         tokens_per_block: tokens of a page.
@@ -56,6 +58,7 @@ def build(
         None if draft is None else geometry_of(draft, role="draft"),
         config=tkv.KvCacheConfig(
             max_gpu_total_bytes=memory,
+            host_cache_size=host_memory,
             tokens_per_block=tokens_per_block,
             max_batch_size=max_batch_size,
             max_seq_len=max_seq_len,

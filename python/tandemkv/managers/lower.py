@@ -51,9 +51,23 @@ def lower_pages(
             f"the plan has {plan.num_disk_blocks} pages on disk, and no room for one with what a "
             "store writes beside it, in blocks of 4096 bytes"
         )
+    else:
+        problem = _missing_class(classes, pages)
     if problem:
         raise ConfigError(f"tiers: {problem}; tiers=False builds without", field="tiers")
     return pages
+
+
+def _missing_class(classes: Sequence[CacheClass], pages: TierPages) -> str:
+    """Say which window or state has no pages on a tier, so that no hit could ever end there."""
+    for tier, counts in (("host", pages.host), ("disk", pages.disk)):
+        for item, count in zip(classes, counts, strict=True):
+            if any(counts) and not count and item.lifetime[0] != "cross_attention":
+                return (
+                    f"the plan has no pages for {item.lifetime[0]} on {tier}, without which "
+                    "nothing there can be found: KvCacheConfig(cached_endpoints=N) plans them"
+                )
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
