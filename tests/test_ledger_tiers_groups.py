@@ -79,6 +79,23 @@ def test_a_chunk_begins_without_pages_before_it(engine: str) -> None:
     assert s.held(handle, 1) == [2]
 
 
+def test_a_load_takes_no_pages_of_windows_that_it_does_not_fill(engine: str) -> None:
+    """Five window pages serve ten blocks in chunks, so they have to load them as well."""
+    s = build(engine, (SLIDING, 4, 0), num_pages=(17, 6), host_pages=(12, 12), max_step_tokens=4)
+    prompt = (*tokens(40), 9999)
+    s.release(s.prefill_in_chunks(prompt, 4))
+    offload(s)
+    step = s.begin()
+    handle, hit = s.try_admit(step, prompt, first=4)
+    assert hit == 40
+    # Block 9 is the window before 40; block 10 is for the last token.
+    assert s.held(handle, 1) == [9, 10]
+    assert s.count("live", 1) == 2
+    assert s.count("fenced", 1) == 0
+    s.copy()
+    assert s.sequence(handle)["history"] == 40
+
+
 def test_a_failed_load_suspends(engine: str) -> None:
     s = build(engine, (SLIDING, 4, 0))
     s.serve(PROMPT)

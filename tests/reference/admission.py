@@ -214,6 +214,9 @@ class Admitting:
         width = min(item.first, len(item.prompt) - hit)
         need = cdiv(hit + width + extra, tpb) - len(shared)
         whole = cdiv(len(item.prompt) + extra, tpb) - len(shared)
+        needs = self._with_own(self.block_needs(need, self.publishes(item)))
+        for cls, _ in self.left_out(loads):
+            needs[cls] -= 1
         return Admission(
             hit=hit,
             shared=shared,
@@ -228,8 +231,8 @@ class Admitting:
             width=width,
             need=need,
             whole=whole,
-            needs=self._with_own(self.block_needs(need, self.publishes(item))),
-            wholes=[self._whole(cls, item, need, whole) for cls in range(len(self.lifetimes))],
+            needs=needs,
+            wholes=[self._whole(cls, item, now, whole) for cls, now in enumerate(needs)],
             loads=list(loads),
         )
 
@@ -335,7 +338,8 @@ class Admitting:
         self.claimed_copies |= claims(plan.loads)
         self._make_room(item.scope, plan.needs)
         self.claimed_copies = claimed
-        seq.private = self._take(item.scope, plan.need, self.publishes(seq))
+        left_out = {(cls, ordinal - len(plan.shared)) for cls, ordinal in self.left_out(plan.loads)}
+        seq.private = self._take(item.scope, plan.need, self.publishes(seq), left_out)
         for cls in [*self.state_classes, *self.cross_classes]:
             seq.own[cls] = [self._take_page(cls) for _ in range(plan.needs[cls])]
         self.plan_load(seq, plan.loads)

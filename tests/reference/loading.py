@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Sequence_
 from typing import TYPE_CHECKING
 
 from reference.keys import chained_key, named_key
@@ -139,18 +140,18 @@ class Loading:
     def num_blocks_in(self: ReferenceLedger, found: list[Found]) -> int:
         return sum(one.shelf is self.shelves[0] for one in found)
 
+    def left_out(self: ReferenceLedger, found: Sequence_[Found]) -> set[tuple[int, int]]:
+        """Return the (class, ordinal) of loaded blocks into whose windows nothing is loaded."""
+        come = {(cls, one.ordinal) for one in found for cls in one.shelf.classes}
+        blocks = [one.ordinal for one in found if one.shelf is self.shelves[0]]
+        return {(cls, at) for cls in self.windowed_classes for at in blocks} - come
+
     def plan_load(self: ReferenceLedger, seq: Sequence, found: list[Found]) -> None:
         """Fill the first private blocks of a sequence, and its states, from below."""
         if not found:
             return
         first, count = len(seq.path), self.num_blocks_in(found)
         seq.load = Load(first, seq.private[:count], dict(seq.own))
-        come = {(cls, one.ordinal) for one in found for cls in one.shelf.classes}
-        for cls in self.windowed_classes:
-            for ordinal, pages in enumerate(seq.load.blocks, start=first):
-                if (cls, ordinal) not in come:
-                    self._give_up_page(cls, self._stamp())
-                    pages[cls] = 0
         for one in found:
             own = seq.private[one.ordinal - first]
             pages = [seq.own[cls][0] if cls in seq.own else own[cls] for cls in one.shelf.classes]

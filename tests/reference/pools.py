@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from reference.state import Sequence
@@ -214,13 +215,25 @@ class Pools:
             needs[cls] = count if publishes or cls != self.record_class else 0
         return needs
 
-    def _take(self: ReferenceLedger, scope: int, count: int, publishes: bool) -> list[list[int]]:
-        """Take the pages of `count` blocks, evicting as needed."""
+    def _take(
+        self: ReferenceLedger,
+        scope: int,
+        count: int,
+        publishes: bool,
+        left_out: Collection[tuple[int, int]] = (),
+    ) -> list[list[int]]:
+        """Take the pages of `count` blocks, evicting as needed, but for some (class, block)."""
         needs = self.block_needs(count, publishes)
+        has_page = [need > 0 for need in needs]
+        for cls, _ in left_out:
+            needs[cls] -= 1
         self._make_room(scope, needs)
         return [
-            [self._take_page(cls) if need else 0 for cls, need in enumerate(needs)]
-            for _ in range(count)
+            [
+                self._take_page(cls) if has_page[cls] and (cls, block) not in left_out else 0
+                for cls in range(len(needs))
+            ]
+            for block in range(count)
         ]
 
     def _take_page(self: ReferenceLedger, cls: int) -> int:

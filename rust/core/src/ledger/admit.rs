@@ -4,6 +4,7 @@ use crate::error::LedgerError;
 use crate::ids::{Handle, Row, Token};
 use crate::ledger::lower::LowerPages;
 use crate::ledger::prepare::Prepared;
+use crate::ledger::room::Filled;
 use crate::ledger::sides::SidePage;
 use crate::ledger::{Ledger, check_len, check_range};
 use crate::prefix::Found;
@@ -65,6 +66,18 @@ pub(super) struct Demand {
     pub whole: u32,
     /// Side pages that it pins; none where all classes keep every token.
     pub side: Vec<SidePage>,
+    /// Which new blocks have a page in each windowed class; `None`: all of them.
+    pub filled: Option<Filled>,
+}
+
+impl Demand {
+    /// Pages now of the windowed class with this number.
+    pub(super) fn need_in(&self, window: usize) -> u32 {
+        let filled = self.filled.as_ref().map(|filled| &filled[window]);
+        filled.map_or(self.need, |filled| {
+            crate::ids::count(filled.iter().filter(|&&has_page| has_page).count())
+        })
+    }
 }
 
 impl Ledger {
@@ -279,6 +292,7 @@ impl Ledger {
             whole: (len + extra).div_ceil(size) - shared,
             cold,
             side: self.side_pages(found, hit, cold),
+            filled: None,
         }
     }
 
@@ -319,12 +333,16 @@ impl Ledger {
         if self.is_on_its_way(&ready.below) {
             return Err(REFUSED_LOADING);
         }
-        self.fitting_demand(item, ready.found).ok_or(REFUSED_NOW)
+        self.fitting_demand(item, ready).ok_or(REFUSED_NOW)
     }
 
     /// What one request takes, if that is there, with a copy or without.
-    pub(super) fn fitting_demand(&self, item: &Item<'_>, found: Found) -> Option<Demand> {
-        let demand = self.demand(item, found, found.usable);
+    pub(super) fn fitting_demand(&self, item: &Item<'_>, ready: &Prepared) -> Option<Demand> {
+        let found = ready.found;
+        let mut demand = self.demand(item, found, found.usable);
+        if demand.cold > 0 && !self.classes.windows().is_empty() {
+            demand.filled = Some(self.filled_by_load(&demand, &ready.below));
+        }
         if self.has_room(item, found, &demand) {
             return Some(demand);
         }
@@ -408,7 +426,13 @@ impl Ledger {
         let blocks = u64::from(self.counted(demand.whole, self.publishes(item.scope)));
         let kept = self.promised + self.watermark();
         self.has_blocks(item.scope, blocks + kept, protect, |place| {
-            let wanted = self.wanted_at(place, demand.need, demand.whole);
+            let window = place - self.classes.full();
+            let need = if window < self.classes.windows().len() {
+                demand.need_in(window)
+            } else {
+                demand.need
+            };
+            let wanted = self.wanted_at(place, need, demand.whole);
             (wanted, self.evictable_of(&demand.side, place))
         })
     }

@@ -2,6 +2,7 @@
 
 use crate::error::LedgerError;
 use crate::ids::{Handle, PAGE_ZERO, Row, count};
+use crate::ledger::room::Filled;
 use crate::ledger::{Ledger, Move, REFUSED_NO_ROW, REFUSED_NOW, check_len};
 
 /// The blocks of a parent, by what a fork does with them.
@@ -131,7 +132,14 @@ impl Ledger {
             .collect();
         let row = self.continue_in_new_row(parent, parts.shared);
         self.make_room(scope, counted, |place| needs[place]);
-        self.take_columns(row, need, Some(parent));
+        let full = self.classes.full();
+        let filled: Filled = (full..self.classes.columns())
+            .map(|place| {
+                let theirs = &self.pages_of(parent, place)[parts.shared as usize..];
+                theirs.iter().map(|&page| page != PAGE_ZERO).collect()
+            })
+            .collect();
+        self.take_columns(row, need, Some(&filled));
         self.take_own(row);
         self.copy_tokens(parent, row);
         self.queue_fork_copies(step, parent, row, parts);

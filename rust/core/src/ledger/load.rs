@@ -5,6 +5,7 @@ use crate::error::LedgerError;
 use crate::ids::{PageIndex, Row};
 use crate::ledger::admit::Demand;
 use crate::ledger::lower::LowerPages;
+use crate::ledger::room::Filled;
 use crate::ledger::{Ledger, check_len};
 use crate::sequence::{DRAFT, TARGET};
 use crate::tiers::{BLOCKS_SHELF, EntryRef};
@@ -59,7 +60,6 @@ impl Ledger {
         let end = from + demand.cold;
         self.newest_load += 1;
         let load = self.newest_load;
-        self.leave_unloaded(row, from, end, pages);
         let rows = row.at() * self.pools.len();
         let tiers = self.tiers.as_mut().expect("lower tiers have the pages");
         for page in pages {
@@ -91,22 +91,21 @@ impl Ledger {
         self.sequences[row.at()].loading = load;
     }
 
-    /// Gives up the pages in windows of blocks `from .. end` into which nothing is loaded.
-    fn leave_unloaded(&mut self, row: Row, from: u32, end: u32, pages: &LowerPages) {
-        let windows = self.classes.windows().len();
-        for window in 0..windows {
-            let place = self.classes.full() + window;
-            let shelf = self.tiers.as_ref().and_then(|tiers| tiers.shelf_of(place));
-            for ordinal in from..end {
-                let is_loaded = pages
-                    .iter()
-                    .any(|page| Some(page.entry.shelf) == shelf && page.ordinal == ordinal);
-                if !is_loaded {
-                    self.leave_window(row, window, ordinal, ordinal + 1);
+    /// Where a load needs pages of windows: for what it loads there, and for the blocks after it.
+    pub(super) fn filled_by_load(&self, demand: &Demand, pages: &LowerPages) -> Filled {
+        let tiers = self.tiers.as_ref().expect("lower tiers have the pages");
+        let windows = self.classes.full()..self.classes.columns();
+        windows
+            .map(|place| {
+                let shelf = tiers.shelf_of(place);
+                let mut filled = vec![true; demand.need as usize];
+                filled[..demand.cold as usize].fill(false);
+                for page in pages.iter().filter(|page| Some(page.entry.shelf) == shelf) {
+                    filled[(page.ordinal - demand.shared) as usize] = true;
                 }
-            }
-        }
-        self.renew_window_promises(row);
+                filled
+            })
+            .collect()
     }
 
     /// Lets a sequence that is going away leave the pages that are being written to its load; whether it

@@ -2,9 +2,13 @@
 
 use crate::ids::{PAGE_ZERO, PageIndex, Row, count};
 use crate::ledger::Ledger;
+use crate::ledger::admit::Demand;
 use crate::pool::Pool;
 use crate::prefix::Store;
 use crate::side::{Side, offer_side};
+
+/// Per windowed class, which of the blocks that a row takes have a page there.
+pub(super) type Filled = Vec<Vec<bool>>;
 
 impl Ledger {
     /// Whether pages can be had in every class: the one answer about room.
@@ -105,20 +109,24 @@ impl Ledger {
         self.take_columns(row, need, None);
     }
 
-    /// Takes `need` blocks, and what a sequence has from its admission to its end: a state, and the
-    /// pages of cross-attention.
-    pub(super) fn take_with_own(&mut self, row: Row, need: u32) {
-        let (columns, states) = (self.classes.columns(), self.classes.states());
+    /// Takes the blocks of an admission, and what a sequence has from its admission to its end: a state,
+    /// and the pages of cross-attention.
+    pub(super) fn take_with_own(&mut self, row: Row, demand: &Demand) {
+        let (full, columns, states) = (
+            self.classes.full(),
+            self.classes.columns(),
+            self.classes.states(),
+        );
         let seq = &self.sequences[row.at()];
-        let (counted, scope) = (self.counted(need, seq.keeps_tokens), seq.scope);
+        let (counted, scope) = (self.counted(demand.need, seq.keeps_tokens), seq.scope);
         self.make_room(scope, counted, |place| {
             if place < columns {
-                need
+                demand.need_in(place - full)
             } else {
                 u32::from(states.contains(&place))
             }
         });
-        self.take_columns(row, need, None);
+        self.take_columns(row, demand.need, demand.filled.as_ref());
         self.take_own(row);
     }
 
@@ -136,9 +144,8 @@ impl Ledger {
         }
     }
 
-    /// Takes `need` columns, for which there is room: in windows, with `like`, only where that row has a
-    /// page.
-    pub(super) fn take_columns(&mut self, row: Row, need: u32, like: Option<Row>) {
+    /// Takes `need` columns, for which there is room: in windows, with `filled`, only where that says so.
+    pub(super) fn take_columns(&mut self, row: Row, need: u32, filled: Option<&Filled>) {
         let (full, places) = (self.classes.full(), self.pools.len());
         let first = row.at() * places;
         for (place, pool) in self.pools[..full].iter_mut().enumerate() {
@@ -147,20 +154,23 @@ impl Ledger {
         let had = self.sequences[row.at()].held;
         for (window, place) in (full..self.classes.columns()).enumerate() {
             let pool = &mut self.pools[place];
-            let taken = if let Some(like) = like {
-                let theirs = self.tables[like.at() * places + place].pages[had as usize..].to_vec();
-                let taken = theirs.iter().filter(|&&page| page != PAGE_ZERO).count();
-                let mut pages = Vec::with_capacity(taken);
-                pool.take(count(taken), &mut pages);
+            let mine = &mut self.tables[first + place].pages;
+            let taken = if let Some(filled) = filled {
+                let filled = &filled[window];
+                let taken = count(filled.iter().filter(|&&has_page| has_page).count());
+                let mut pages = Vec::with_capacity(taken as usize);
+                pool.take(taken, &mut pages);
                 let mut pages = pages.into_iter();
-                let mine = &mut self.tables[first + place].pages;
-                mine.extend(theirs.iter().map(|&theirs| match theirs {
-                    PAGE_ZERO => PAGE_ZERO,
-                    _ => pages.next().expect("as many were taken"),
+                mine.extend(filled.iter().map(|&has_page| {
+                    if has_page {
+                        pages.next().expect("as many were taken")
+                    } else {
+                        PAGE_ZERO
+                    }
                 }));
-                count(taken)
+                taken
             } else {
-                pool.take(need, &mut self.tables[first + place].pages);
+                pool.take(need, mine);
                 need
             };
             self.windows[row.at() * self.promised_windows.len() + window].pages += taken;

@@ -81,7 +81,7 @@ impl Ledger {
         self.claim_below(std::iter::once(&ready.below), true);
         self.stand_on_sides(row, &demand.side, demand.hit, demand.shared);
         let (left, evicted) = (self.blocks.free_count(), self.counters.evicted_blocks);
-        self.take_with_own(row, demand.need);
+        self.take_with_own(row, demand);
         if !source.is_none() {
             self.queue_copy(row, step, source, demand);
         }

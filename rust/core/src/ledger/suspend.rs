@@ -115,7 +115,7 @@ impl Ledger {
             let demand = if waits {
                 None
             } else {
-                self.fitting_demand(item, ready.found)
+                self.fitting_demand(item, ready)
             };
             (ok[at], hit[at]) = (u8::from(demand.is_some()), 0);
             let Some(demand) = demand else {
