@@ -17,6 +17,9 @@ from reference.binding import CoreLedger
 from reference.state import Config, cdiv
 from reference.state import Request as Item
 
+# Why an admission is refused whose pages are on their way for somebody else.
+LOADING = -5
+
 # Classes in which a new block takes a page.
 GROWING = {"full_attention", "sliding_window", "chunked_attention"}
 
@@ -130,7 +133,7 @@ class Simulation:
 
     def run(self) -> Counter[str]:
         """Serve everything, then check that nothing is left of it."""
-        while self.left or self.waiting or self.running:
+        while self.left or self._unserved():
             self.tick()
         while self.in_flight:
             self._end_oldest_step()
@@ -160,10 +163,16 @@ class Simulation:
         self.events["ticks"] += 1
         if self.events["ticks"] % self.options.validate_every == 0:
             self._check()
-        got_on = self._progress() != before or not (self.waiting or self.running)
+        got_on = self._progress() != before or not self._unserved()
         self.idle = 0 if got_on else self.idle + 1
-        # By then every fence that was there in the first of these ticks has passed.
-        assert self.idle <= self.options.depth, "the engine makes no progress"
+        assert self.idle <= self._longest_wait(), "the engine makes no progress"
+
+    def _unserved(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def _longest_wait(self) -> int:
+        """Ticks without progress by which every fence that was there in the first has passed."""
+        return self.options.depth
 
     def _progress(self) -> tuple[int, ...]:
         kinds = ("ran", "results", "finished", "unservable", "preempted", "aborted", "forked")
@@ -275,10 +284,10 @@ class Simulation:
             # What is fenced, or cached behind a fence, comes back by itself.
             coming = pages["free"] + pages["fenced"] + pages["cached"] - pages["protected"]
             missing.append(max(need - coming, 0) if kind in GROWING else 0)
-        younger = self.running[self.running.index(request) + 1 :][::-1]
+        younger = self._dispensable(request)
         count, chosen = self.ledger.victims([other.handle for other in younger], missing)
         # With a step in flight it may want more than its worst case: it waits for the result then.
-        may_wait = bool(request.widths) or request is not self.running[0]
+        may_wait = bool(request.widths) or request is not self.running[0] or self._are_coming()
         assert count or not any(missing) or may_wait, "nothing can be freed for the oldest request"
         if self.config.num_blocks and younger and not any(missing):
             # Block records are in no count: only trying shows whether one more gives enough.
@@ -286,6 +295,14 @@ class Simulation:
         for other, is_victim in zip(younger, chosen, strict=True):
             if is_victim:
                 self._preempt(other)
+
+    def _dispensable(self, request: Request) -> list[Request]:
+        """Return whom a running request may take pages from, the most dispensable first."""
+        return self.running[self.running.index(request) + 1 :][::-1]
+
+    def _are_coming(self) -> bool:
+        """Tell whether pages come back that no request holds and that no count shows."""
+        return False
 
     def _preempt(self, request: Request) -> None:
         if self.options.suspends and not request.widths:
@@ -327,7 +344,7 @@ class Simulation:
             if budget > 0 and request.is_suspended:
                 ran = self._resume(step, request, budget)
                 budget -= ran
-                if ran == 0 and request is self.waiting[0]:
+                if ran == 0 and self.waiting and request is self.waiting[0]:
                     self.waited += 1
                     if self.waited > self.options.patience:
                         return
@@ -343,6 +360,8 @@ class Simulation:
             if answer == -2:
                 self.waiting.remove(request)
                 self.events["unservable"] += 1
+            elif answer == LOADING:
+                self.events["waited for the load of another"] += 1
             elif answer == 0 and budget > 0:
                 budget -= self._admit_one(step, request, item._replace(first=budget))
             if answer == -1 and self.waited > self.options.patience:
@@ -375,7 +394,8 @@ class Simulation:
         item = item._replace(first=min(item.first, self.options.chunk))
         _, [handle], [hit] = self.ledger.admit(step, [item])
         if handle < 0:
-            self.events["admit refused"] += 1
+            self.events["waited for the load of another"] += handle == LOADING
+            self.events["admit refused"] += handle != LOADING
             return 0
         self.events["admitted"] += 1
         self.events["passed the head"] += request is not self.waiting[0]
@@ -431,11 +451,15 @@ class Simulation:
     # What must hold
 
     def _check(self) -> None:
+        self._check_ledger()
+
+    def _check_ledger(self, others: int = 0) -> None:
+        """Check all invariants; `others` sequences are open that neither run nor are suspended."""
         self.ledger.validate()
         stats = self.ledger.stats()
         suspended = [request for request in self.waiting if request.is_suspended]
         assert stats["suspended_sequences"] == len(suspended)
-        assert stats["open_sequences"] == len(self.running) + len(suspended)
+        assert stats["open_sequences"] == len(self.running) + len(suspended) + others
         for pages in stats["classes"]:
             assert min(pages.values()) >= 0
             parts = sum(pages[state] for state in ("free", "fenced", "live", "cached", "reserved"))

@@ -9,6 +9,7 @@ import pytest
 from reference.scenario import Scenario, tokens
 from reference.state import Config, cdiv
 from simulation import Options, Simulation
+from simulation_tiers import TieredSimulation, TierOptions
 
 from tandemkv.errors import LedgerError
 
@@ -80,6 +81,52 @@ ENGINES = {
     ),
 }
 
+TIERED = {
+    "host, pair, overlapping": (
+        Config(**SMALL, **DRAFT, host_pages=(60,)),
+        TierOptions(depth=2),
+    ),
+    "host and disk, suspend": (
+        Config(**SMALL, **DRAFT, host_pages=(24,), disk_pages=(90,), policy="lfu"),
+        TierOptions(suspends=True, delay=6, aborted=0.02),
+    ),
+    "disk only, three steps": (
+        Config(**SMALL, watermark_blocks=4, disk_pages=(90,), policy="adaptive"),
+        TierOptions(depth=3, forked=0.1, failing=0.3),
+    ),
+    "all tiers full": (
+        Config(**SMALL, **DRAFT, host_pages=(6,), disk_pages=(8,)),
+        TierOptions(suspends=True, delay=4, flushed=0.1),
+    ),
+    "two classes on one shelf, whole blocks": (
+        Config(
+            **{**SMALL, "num_pages": (41, 37)},
+            host_pages=(40, 30),
+            disk_pages=(50, 60),
+            partial_reuse=False,
+        ),
+        TierOptions(depth=2, hinted=0.3),
+    ),
+    "full and window, tiers": (
+        Config(
+            **{**SMALL, "num_pages": (41, 33)},
+            **DRAFT,
+            **WINDOW,
+            host_pages=(40, 30),
+        ),
+        TierOptions(depth=2, forked=0.05),
+    ),
+    "full, window and state, tiers": (
+        Config(
+            **{**SMALL, "num_pages": (41, 25, 12)},
+            **STATE,
+            host_pages=(40, 30, 20),
+            disk_pages=(60, 60, 30),
+        ),
+        TierOptions(suspends=True),
+    ),
+}
+
 # What a run of each must have met to be worth its name.
 EXPECTED = {
     *("finished", "unservable", "preempted", "skipped", "grow refused", "passed the head"),
@@ -88,17 +135,31 @@ EXPECTED = {
     *("aborted in flight", "without draft"),
 }
 EXPECTED_OF_PAIRS = {"late drafts", "lagging drafts"}
+EXPECTED_OF_TIERS = {
+    *("loads", "loaded", "loaded_blocks", "waited for the load of another", "failed"),
+    *("missed_load_tokens", "aborted when loading", "renewed", "lost"),
+}
+RARE_WITH_TIERS = {"gave up a load"}
 QUICK, LONG = (cdiv(count, len(ENGINES)) for count in (5_000, 100_000))
 
 
 def run(name: str, count: int, seed: int) -> Counter[str]:
-    config, options = ENGINES[name]
-    events = Simulation(config, options, count, seed).run()
+    config, options = (ENGINES | TIERED)[name]
     expected = set(EXPECTED)
+    if isinstance(options, TierOptions):
+        events = TieredSimulation(config, options, count, seed).run()
+        expected |= EXPECTED_OF_TIERS | (RARE_WITH_TIERS if count > QUICK else set())
+        expected |= {"all tiers full", "rejected"} if name == "all tiers full" else set()
+        expected |= {"loads of suspended ones"} if options.suspends else set()
+        expected |= {"failed loads"} if len(config.lifetimes or ()) > 1 else set()
+    else:
+        events = Simulation(config, options, count, seed).run()
     expected |= EXPECTED_OF_PAIRS if config.has_draft else set()
     expected |= {"hits"} if config.reuse else set()
     expected |= {"suspended", "resumed", "resumed with a hit"} if options.suspends else set()
-    expected |= {"forked", "fork refused"} if options.forked else set()
+    expected |= {"forked"} if options.forked else set()
+    is_long = count > QUICK or not isinstance(options, TierOptions)
+    expected |= {"fork refused"} if options.forked and is_long else set()
     expected |= {"hinted"} if options.hinted else set()
     names = {name for name, _, _ in config.lifetimes or ()}
     expected |= {"evicted_side_pages"} if names - {"full_attention"} else set()
@@ -108,9 +169,9 @@ def run(name: str, count: int, seed: int) -> Counter[str]:
     return events
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", [*ENGINES, *TIERED])
 def test_every_request_is_served_or_refused(name: str) -> None:
-    """5,000 requests, spread over the engines; forks are requests as well."""
+    """5,000 requests, spread over the engines without tiers; forks are requests as well."""
     events = run(name, QUICK, seed=1)
     ended = events["finished"] + events["unservable"] + events["aborted"]
     assert ended == QUICK + events["forked"]
@@ -122,6 +183,14 @@ def test_every_request_is_served_or_refused(name: str) -> None:
 def test_one_hundred_thousand_requests(name: str) -> None:
     """100,000 requests, spread over the engines."""
     run(name, LONG, seed=2)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", TIERED)
+def test_one_hundred_thousand_requests_with_tiers(name: str) -> None:
+    """100,000 more, spread over the engines with lower tiers."""
+    run(name, cdiv(100_000, len(TIERED)), seed=4)
 
 
 @pytest.mark.parametrize("publish", [0, 1])
@@ -173,3 +242,10 @@ def test_usage_stays_within_the_pool_and_gauges_add_up() -> None:
     """vllm-ascend#10048: in every tick no count is below 0 or above the pool."""
     config, options = ENGINES["pair, overlapping"]
     Simulation(config, replace(options, validate_every=1), 100, seed=3).run()
+
+
+def test_usage_of_every_tier_stays_within_its_pages() -> None:
+    """vllm-ascend#10048 : pages of each tier by state add up in every tick."""
+    config, options = TIERED["full, window and state, tiers"]
+    assert isinstance(options, TierOptions)
+    TieredSimulation(config, replace(options, validate_every=1), 100, seed=3).run()
