@@ -43,6 +43,7 @@ EXPECTED_OUTCOMES = {
     "missed first_token_must_run",
     *("path_moves", "path_moves error", "path moved"),
     *("resize", "resize error", "pages moved"),
+    *("begin_trial", "begin_trial error", "end_trial", "end_trial error"),
     *("set_quota", "set_quota error", "ceiling", "guarded"),
 }
 EXPECTED_COUNTERS = {

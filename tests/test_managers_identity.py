@@ -199,3 +199,34 @@ def test_bad_options_of_building_are_refused() -> None:
         build_managers(plan, materialize=False, fingerprint="x")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="events"):
         build_managers(plan, materialize=False, events=-1)
+
+
+def test_what_is_refused_or_only_asked_about_leaves_no_trace() -> None:
+    """New adapters, salts and images: the digest says whether their numbers stayed."""
+    managers = small_managers(9, draft=False, max_seq_len=32)
+    run(managers, new("a", range(20), max_total=24), [[1]])
+    image = bytes(range(32))
+    identity = {"adapters": ("sql", 3), "cache_salts": "tenant", "media": [(1, 4, image)]}
+    digest = managers.ledger.digest()
+    for _ in range(40):  # more than unused numbers are kept
+        batch = new("b", range(28), max_total=30, **identity)
+        assert managers.probe.fits(batch).mask.tolist() == [False]
+        pinned = managers.retention.pin(list(range(9)), cache_salt="x", media=[(1, 4, image)])
+        assert pinned == (0, 0)
+        managers.drop_scope(("never", 1), "seen")
+        with pytest.raises(LedgerError):
+            managers.retention.set_quota(9, cache_salt="new")
+    assert managers.ledger.digest() == digest
+    step = managers.begin_step()
+    digest = managers.ledger.digest()
+    assert not managers.prepare_resources(batch, step).any()
+    assert managers.ledger.digest() == digest
+    # What is admitted keeps its numbers.
+    fitting = new("b", range(8), max_total=9, **identity)
+    assert managers.prepare_resources(fitting, step).all()
+    managers.update_resources(fitting, [[1]], step)
+    managers.complete_step(step)
+    managers.free_resources("b")
+    again = new("c", range(8), max_total=9, **identity)
+    assert managers.prepare_resources(again).all()
+    assert managers.hit_lengths(["c"])[0] == 7

@@ -363,6 +363,10 @@ class Ledger:
         Equal typed fields give the same scope; 0 is the one without both. `docs/identity.md` says
         how long a scope keeps its number.
         """
+    def begin_trial(self) -> None:
+        """Begin a trial: what is interned until its end, and not used then, leaves no trace."""
+    def end_trial(self) -> None:
+        """End a trial; see "Interned ids" in docs/identity.md."""
     def release_scope(self, scope: int) -> None:
         """Give a hold on a scope back; what is cached in it stays reusable."""
     def drop_scope(self, scope: int) -> None:

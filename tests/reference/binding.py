@@ -104,6 +104,12 @@ class CoreLedger:
     def explain_match(self, tokens: tuple[int, ...], scope: int, draft_from: int) -> dict[str, Any]:
         return self.core.explain_match(np.array(tokens, dtype=self.dtype), scope, draft_from)
 
+    def begin_trial(self) -> None:
+        self.core.begin_trial()
+
+    def end_trial(self) -> None:
+        self.core.end_trial()
+
     def resize(self, num_pages: list[int]) -> list[tuple[int, int, int, int]]:
         return [tuple(row) for row in self.core.resize(num_pages).tolist()]
 

@@ -21,6 +21,7 @@ class Numbers:
         self.values: dict[int, Hashable] = dict(enumerate(known))
         self.holds: dict[int, int] = dict.fromkeys(self.values, 1)
         self.made = 0
+        self.trial: list[int] | None = None  # the numbers made in it
         self.kept = len(known)
         self.swept = 0  # numbers freed by interning, for drivers to see that it happens
         self.least = max(MIN_MADE, min(num_pages) // PAGES_PER_NUMBER)
@@ -30,6 +31,18 @@ class Numbers:
         for number, known in self.values.items():
             if known == value:
                 return number
+        if self.trial is None:
+            self.sweep_if_due(used)
+        number = next(n for n in range(len(self.values) + 1) if n not in self.values)
+        self.values[number] = value
+        self.holds[number] = 0
+        self.made += 1
+        if self.trial is not None:
+            self.trial.append(number)
+        return number
+
+    def sweep_if_due(self, used: Callable[[], set[int]]) -> None:
+        """Free what nothing has, if enough numbers were made since."""
         if self.made >= max(self.least, self.kept):
             keep = used()
             for number in list(self.values):
@@ -37,11 +50,20 @@ class Numbers:
                     self.free(number)
                     self.swept += 1
             self.made, self.kept = 0, len(self.values)
-        number = next(n for n in range(len(self.values) + 1) if n not in self.values)
-        self.values[number] = value
-        self.holds[number] = 0
-        self.made += 1
-        return number
+
+    def end_trial(self, used: Callable[[], set[int]], may_be_used: bool) -> None:
+        """Unmake what was made in the trial and is not used; if something stays, sweep if due."""
+        made, self.trial = self.trial or [], None
+        stays = False
+        for number in made:
+            if self.holds.get(number, 0) == 0 and not (may_be_used and number in used()):
+                self.made -= 1
+                if number in self.values:
+                    self.free(number)
+            else:
+                stays = True
+        if stays:
+            self.sweep_if_due(used)
 
     def is_held(self, number: int) -> bool:
         return self.holds.get(number, 0) > 0
@@ -52,6 +74,22 @@ class Numbers:
 
 class Identity:
     """What `ReferenceLedger` does with scopes and media."""
+
+    def begin_trial(self: ReferenceLedger) -> None:
+        require(self.scopes.trial is None, "a trial has begun")
+        self.scopes.trial, self.media.trial = [], []
+        self.trial_admitted = self.counters["admitted"]
+
+    def end_trial(self: ReferenceLedger) -> None:
+        require(self.scopes.trial is not None, "no trial has begun")
+        self.scopes.end_trial(self._used_scopes, may_be_used=True)
+        admitted = self.counters["admitted"] > self.trial_admitted
+        if admitted and self.media.trial:
+            # Not searched for: all of them stay.
+            self.media.trial = None
+            self.media.sweep_if_due(self._used_media)
+        else:
+            self.media.end_trial(self._used_media, may_be_used=False)
 
     def intern_scope(
         self: ReferenceLedger, adapter: tuple | None = None, salt: bytes | str | None = None

@@ -65,6 +65,7 @@ class ReferenceLedger(
         self.generations = [0] * config.max_sequences
         self.leases: dict[int, Lease] = {}
         self.newest_lease = 0
+        self.trial_admitted = 0
         self.quota_of: dict[int, Quota] = {}
         self.copies: list[Copy] = []  # those not yet completed
         self.copy_step = 0  # the newest step that copies were queued for

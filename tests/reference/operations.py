@@ -148,6 +148,12 @@ def _number(pick: Pick, holds: dict[int, int]) -> int:
     return held[pick(0, len(held) - 1)] if held and pick(0, 19) < 19 else pick(0, 30)
 
 
+def trial(pair: Comparison, pick: Pick) -> Operation:
+    """Begin a trial or end it; seldom one in another, or none."""
+    is_open = pair.model.scopes.trial is not None
+    return ("end_trial",) if is_open == (pick(0, 19) < 19) else ("begin_trial",)
+
+
 def release_scope(pair: Comparison, pick: Pick) -> Operation:
     return ("release_scope", _number(pick, pair.model.scopes.holds))
 
@@ -521,6 +527,7 @@ def reset_reuse_state(pair: Comparison, pick: Pick) -> Operation:
 
 
 IDENTITY = (
+    trial,
     intern_media,
     release_media,
     intern_scope,
@@ -558,6 +565,7 @@ WEIGHTS: dict[Callable[[Comparison, Pick], Operation], float] = {
     reset_reuse_state: 0.5,
     intern_scope: 5,
     release_scope: 4,
+    trial: 4,
     drop_scope: 2,
     intern_media: 8,
     release_media: 6,

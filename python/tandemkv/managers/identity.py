@@ -166,6 +166,7 @@ def interned(ledger: Ledger, admission: Admission) -> Iterator[None]:
 
     Scopes and media references are written into the admission. What the ledger keeps, it keeps
     without a hold of ours: the numbers stay as long as a sequence or a cached block has them.
+    What is refused, or only asked about, leaves none behind.
     """
     identity = admission.identity
     if identity is None:
@@ -173,6 +174,7 @@ def interned(ledger: Ledger, admission: Admission) -> Iterator[None]:
         return
     scopes: list[int] = []
     references: list[int] = []
+    ledger.begin_trial()
     try:
         admission.scopes = admission.scopes.copy()
         for item, (adapter, salt) in enumerate(
@@ -193,6 +195,7 @@ def interned(ledger: Ledger, admission: Admission) -> Iterator[None]:
             ledger.release_scope(scope)
         for reference in references:
             ledger.release_media(reference)
+        ledger.end_trial()
 
 
 def drop_scope(ledger: Ledger, adapter: Adapter | None, salt: Salt | None) -> None:
@@ -201,9 +204,12 @@ def drop_scope(ledger: Ledger, adapter: Adapter | None, salt: Salt | None) -> No
     Raises:
         SequencesOpenError: such requests are open; nothing was changed.
     """
+    ledger.begin_trial()
     scope = ledger.intern_scope(adapter, salt)
     try:
         ledger.drop_scope(scope)
     except SequencesOpenError:
         ledger.release_scope(scope)
         raise
+    finally:
+        ledger.end_trial()

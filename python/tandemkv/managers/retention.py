@@ -164,12 +164,14 @@ class Retention:
             if identity is None or not identity.has_scope(0):
                 self._ledger.set_quota(scope, floor_blocks, ceiling_blocks)
                 return
+            self._ledger.begin_trial()
             number = self._ledger.intern_scope(adapter, cache_salt)
             try:
                 self._ledger.set_quota(number, floor_blocks, ceiling_blocks)
             finally:
                 # The quota keeps the number in use.
                 self._ledger.release_scope(number)
+                self._ledger.end_trial()
 
     def unpin(self, lease: int) -> bool:
         """End a lease; what nothing protects any more may be evicted.

@@ -214,6 +214,12 @@ pub enum LedgerError {
         /// What was given.
         given: u32,
     },
+    /// A trial in a trial, or the end of one that did not begin.
+    #[error("{}", if *open { "a trial has begun already: end it first" } else { "no trial has begun" })]
+    Trial {
+        /// Whether one is open.
+        open: bool,
+    },
     /// A floor beyond what other floors and the open sequences leave.
     #[error(
         "floor_blocks of scope {scope} is {floor}, must be in 0..={most}: what other floors and the open \
@@ -379,6 +385,7 @@ impl LedgerError {
             Self::StepsOpen { .. } => "steps_open",
             Self::TransfersOpen { .. } => "transfers_open",
             Self::PoolTooSmall { .. } => "pool_too_small",
+            Self::Trial { .. } => "trial",
             Self::FloorTooHigh { .. } => "floor_too_high",
             Self::BeyondMaxTotal { .. } => "beyond_max_total",
             Self::PathNode { .. } => "path_node",
@@ -442,7 +449,9 @@ impl LedgerError {
                     ("open", open as i128),
                 ]
             }
-            Self::Clock { .. } | Self::Until { .. } | Self::EventsOff => vec![],
+            Self::Clock { .. } | Self::Until { .. } | Self::Trial { .. } | Self::EventsOff => {
+                vec![]
+            }
             Self::UnknownLease { lease } => vec![("lease", lease.into())],
             Self::StepAlreadyGrown {
                 item,

@@ -25,6 +25,8 @@ pub(crate) struct Interned<T: Ord> {
     made: usize,
     /// Numbers that the last sweep left.
     kept: usize,
+    /// Numbers made in the trial that is open.
+    trial: Option<Vec<u32>>,
     /// Fewest numbers that are made between two sweeps, if more than [`SWEEP_LEAST`].
     least: usize,
 }
@@ -37,6 +39,7 @@ impl<T: Ord> Interned<T> {
             free: BinaryHeap::new(),
             made: 0,
             kept: 0,
+            trial: None,
             least: least.max(SWEEP_LEAST),
         }
     }
@@ -59,7 +62,29 @@ impl<T: Ord> Interned<T> {
 
     /// Whether enough numbers were made to look for unused ones.
     pub(crate) fn is_sweep_due(&self) -> bool {
-        self.made >= self.least.max(self.kept)
+        self.trial.is_none() && self.made >= self.least.max(self.kept)
+    }
+
+    /// Begins a trial, in which nothing is swept.
+    pub(crate) fn begin_trial(&mut self) {
+        self.trial = Some(Vec::new());
+    }
+
+    /// Ends a trial: numbers made in it that nobody holds and `is_used` does not know were never made.
+    /// Whether others stay.
+    pub(crate) fn end_trial(&mut self, is_used: impl Fn(u32) -> bool) -> bool {
+        let mut stays = false;
+        for number in self.trial.take().unwrap_or_default() {
+            if self.is_held(number) || is_used(number) {
+                stays = true;
+                continue;
+            }
+            self.made -= 1;
+            if self.get(number).is_some() {
+                self.remove(number);
+            }
+        }
+        stays
     }
 
     /// Frees the numbers that nobody holds and `is_used` does not know.
@@ -99,6 +124,9 @@ impl<T: Ord> Interned<T> {
         };
         self.numbers.insert(value, number);
         self.made += 1;
+        if let Some(made) = &mut self.trial {
+            made.push(number);
+        }
         number
     }
 
@@ -125,8 +153,8 @@ impl<T: Ord> Interned<T> {
     }
 
     /// What later numbers depend on, besides the numbers in use.
-    pub(crate) fn sweep_state(&self) -> (usize, usize) {
-        (self.made, self.kept)
+    pub(crate) fn sweep_state(&self) -> (usize, usize, &Option<Vec<u32>>) {
+        (self.made, self.kept, &self.trial)
     }
 
     /// Checks that slots, numbers and free numbers agree.

@@ -550,6 +550,14 @@ impl PyLedger {
         Ok(self.lock(py)?.intern_scope(scope))
     }
 
+    fn begin_trial(&self, py: Python<'_>) -> PyResult<()> {
+        converted(py, self.lock(py)?.begin_trial())
+    }
+
+    fn end_trial(&self, py: Python<'_>) -> PyResult<()> {
+        converted(py, self.lock(py)?.end_trial())
+    }
+
     fn release_scope(&self, py: Python<'_>, scope: Integer) -> PyResult<()> {
         let scope = scope.get(py, "scope", SCOPE)?;
         converted(py, self.lock(py)?.release_scope(scope))

@@ -19,6 +19,8 @@ const PAGES_PER_NUMBER: usize = 256;
 pub(crate) struct Identity {
     pub scopes: Interned<Scope>,
     pub media: Interned<Media>,
+    /// Sequences admitted before the trial that is open.
+    trial_from: Option<u64>,
     /// What keys name besides: see [`Ledger::with_fingerprint`].
     pub fingerprint: Vec<u8>,
 }
@@ -34,6 +36,7 @@ impl Identity {
         Self {
             scopes,
             media: Interned::new(pages / PAGES_PER_NUMBER),
+            trial_from: None,
             fingerprint: Vec::new(),
         }
     }
@@ -50,6 +53,53 @@ impl Identity {
 }
 
 impl Ledger {
+    /// Begins a trial: what is interned until its end, and not used then, leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::Trial`] if one has begun.
+    pub fn begin_trial(&mut self) -> Result<(), LedgerError> {
+        if self.identity.trial_from.is_some() {
+            return Err(LedgerError::Trial { open: true });
+        }
+        self.identity.trial_from = Some(self.counters.admitted);
+        self.identity.scopes.begin_trial();
+        self.identity.media.begin_trial();
+        Ok(())
+    }
+
+    /// Ends a trial: see `docs/identity.md`.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerError::Trial`] if none has begun.
+    pub fn end_trial(&mut self) -> Result<(), LedgerError> {
+        let Some(admitted) = self.identity.trial_from.take() else {
+            return Err(LedgerError::Trial { open: false });
+        };
+        let open = self.open_scopes();
+        let (roots, quotas) = (&self.tree.roots, self.tree.quotas());
+        let stays = self.identity.scopes.end_trial(|number| {
+            let scope = number.cast_signed();
+            let has_quota = quotas.iter().any(|&(of, _)| of == scope);
+            open.contains(&scope) || roots.contains_key(&scope) || has_quota
+        });
+        if stays && self.identity.scopes.is_sweep_due() {
+            self.sweep_scopes();
+        }
+        // A search would read every cached block: what may be used by a new sequence stays.
+        let admits = self.counters.admitted > admitted;
+        if self.identity.media.end_trial(|_| admits) && self.identity.media.is_sweep_due() {
+            self.sweep_media();
+        }
+        Ok(())
+    }
+
+    fn sweep_media(&mut self) {
+        let used = self.used_media();
+        self.identity.media.sweep(|number| used.contains(&number));
+    }
+
     /// The number of a scope; the caller holds it once more.
     pub fn intern_scope(&mut self, scope: Scope) -> u32 {
         let number = self.identity.scopes.find(&scope).unwrap_or_else(|| {
@@ -177,8 +227,7 @@ impl Ledger {
         check_range("length", 0, item.length.into(), 1, i32::MAX.into())?;
         let number = self.identity.media.find(&item).unwrap_or_else(|| {
             if self.identity.media.is_sweep_due() {
-                let used = self.used_media();
-                self.identity.media.sweep(|number| used.contains(&number));
+                self.sweep_media();
             }
             self.identity.media.insert(item)
         });
@@ -228,6 +277,7 @@ impl Ledger {
         (
             (scopes.iter().collect::<Vec<_>>(), scopes.sweep_state()),
             (media.iter().collect::<Vec<_>>(), media.sweep_state()),
+            self.identity.trial_from,
         )
     }
 
