@@ -209,6 +209,30 @@ def test_a_waiting_request_can_be_freed_or_replaced() -> None:
     assert managers.stats().tiers["waiting_requests"] == 0
 
 
+def test_a_preempted_request_can_be_freed_while_it_waits() -> None:
+    managers, executor = slow()
+    batch = ask("again", prompt(400))
+    assert managers.prepare_resources(batch).all()
+    managers.update_resources(batch, [[7]])
+    managers.preempt(["again"])
+    managers.ledger.offload(100)
+    managers.prepare_resources(Batch([]))
+    executor.finish()
+    managers.skip_step()
+    managers.prepare_resources(batch)
+    assert managers.refusals["again"].reason == "loading"
+    managers.skip_step()
+    managers.free_resources("again")
+    with pytest.raises(tkv.RequestError, match="'again' is not open"):
+        managers.free_resources("again")
+    # A new request of that id is no readmission. The pages come back with the step after the load.
+    executor.finish()
+    managers.prepare_resources(Batch([]))
+    managers.skip_step()
+    assert managers.prepare_resources(ask("again", prompt(500))).all()
+    assert (managers.stats().preempted, managers.stats().readmitted) == (1, 0)
+
+
 def test_a_suspended_request_comes_back_from_the_host() -> None:
     managers = build_managers(tiered_plan(), num_dummy_requests=0)
     tokens = prompt(100)

@@ -503,13 +503,14 @@ class Managers:
         with self._lock:
             ids = RequestIds(request_ids)
             flags = publish_flags(publish, len(ids))
+            rest = ids
             if self._transfers is not None and len(self._transfers):
-                ids, flags = self._free_waiting(self._transfers, ids, flags)
+                rest, flags = self._free_waiting(self._transfers, ids, flags)
             if not self._preemptions:
-                self._free(ids, flags)
+                self._free(rest, flags)
                 return
-            here = [item for item, name in enumerate(ids) if not self._is_away(name)]
-            self._free(RequestIds(ids[item] for item in here), flags[here])
+            here = [item for item, name in enumerate(rest) if not self._is_away(name)]
+            self._free(RequestIds(rest[item] for item in here), flags[here])
             self._preemptions.forget(ids)
 
     def _free_waiting(
