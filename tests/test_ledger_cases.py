@@ -56,7 +56,7 @@ ELSEWHERE: dict[str, str] = {
     "runtime-049": _OPTIONAL,
     "runtime-050": _OPTIONAL,
     "runtime-051": _SIZING,
-    "runtime-052": "needs the memory tiers",
+    "runtime-052": "concerns the tiers below the device (test_faults_tiers.py)",
     "runtime-053": "needs the per-step statistics (missed, generated) of the metrics",
     "runtime-054": "needs the per-step statistics of the metrics",
     "runtime-056": _EVENTS,

@@ -25,9 +25,10 @@ class Scenario:
         self.config = Config(**{**plain, **options})
         self.ledger = ENGINES[engine](self.config)
         self.draft_from = 0 if self.config.has_draft else -1
+        self.now = 0.0
 
     def begin(self) -> int:
-        return self.ledger.begin_step(0.0)
+        return self.ledger.begin_step(self.now)
 
     def complete(self, step: int) -> None:
         """Complete a step whose copies the engine has run."""
