@@ -275,7 +275,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ttl-ms", type=int, default=130_000, help="on the ledger's clock")
+    parser.add_argument("--ttl-ms", type=int, default=120_000, help="on the ledger's clock")
     parser.add_argument("--core", type=int, help="core to run on; default: the last one")
     parser.add_argument("--json", action="store_true", help="keep the results in results/")
     parser.add_argument("--update-docs", action="store_true", help="rewrite docs/performance.md")

@@ -57,6 +57,7 @@ class Tandemkv(Peer):
             reuse=self.caching,
         )
         self.records = np.zeros((1 << 16, 4), np.int32)
+        self.arrays: dict[int, tuple[np.ndarray, ...]] = {}
 
     @classmethod
     def info(cls) -> dict[str, Any]:
@@ -92,28 +93,31 @@ class Tandemkv(Peer):
         """Admit, run and publish the whole prompts: one admit and one advance."""
         n = len(handles)
         ledger = self.ledger
-        handle = np.empty(n, np.int64)
-        hit = np.empty(n, np.int32)
-        count = np.zeros(n, np.int32)
+        # Made once per batch size, as an engine does.
+        handle, hit, scope, first, max_total, no_tokens = self.arrays.get(n) or self.make_arrays(n)
+        prompts = [request.prompt for request in handles]
         step = ledger.begin_step()
-        admitted = ledger.admit(
-            step,
-            [request.prompt for request in handles],
-            count,
-            np.full(n, 1 << 30, np.int32),
-            np.full(n, self.max_len, np.int64),
-            None,
-            handle,
-            hit,
-        )
+        admitted = ledger.admit(step, prompts, scope, first, max_total, None, handle, hit)
         if admitted != n:
             raise MemoryError(f"tandemkv: no room for {n - admitted} of {n}")
         ledger.moves(self.records)
         ledger.complete_step(step)
-        ledger.advance(step, handle, np.empty((n, 0), np.int32), count)
+        ledger.advance(step, handle, no_tokens, scope)  # nothing was sampled: counts of 0
         for request, value, tokens in zip(handles, handle.tolist(), hit.tolist(), strict=True):
             request.handle = value
             request.hit = tokens
+
+    def make_arrays(self, n: int) -> tuple[np.ndarray, ...]:
+        """Make handles and hits to be written, scopes (all 0), and what else is read."""
+        self.arrays[n] = (
+            np.empty(n, np.int64),
+            np.empty(n, np.int32),
+            np.zeros(n, np.int32),
+            np.full(n, 1 << 30, np.int32),
+            np.full(n, self.max_len, np.int64),
+            np.empty((n, 0), np.int32),
+        )
+        return self.arrays[n]
 
     def alloc(self, h: Request) -> None:
         self.place_many([h])

@@ -169,6 +169,30 @@ impl Window {
         }
     }
 
+    /// A history up to which [`Window::live`], with nothing ahead, has the sinks and the start that it has
+    /// now: what is given up between two histories is asked for only beyond it.
+    #[must_use]
+    pub fn steady_until(self, history: u64) -> u64 {
+        let block = self.tokens_per_block;
+        let live = self.live(history, 0);
+        match self.lifetime {
+            Lifetime::Full | Lifetime::First { .. } | Lifetime::State => u64::MAX,
+            Lifetime::Window { tokens, sinks } => {
+                let moves = (live.start + 1) * block + tokens - 1 + self.lookahead;
+                let more_sinks = if live.sinks < sinks.div_ceil(block) {
+                    live.sinks * block + 1
+                } else {
+                    u64::MAX
+                };
+                moves.min(more_sinks) - 1
+            }
+            Lifetime::Chunk { tokens } => {
+                let reusable = history.saturating_sub(self.lookahead);
+                (reusable / tokens + 1) * tokens + self.lookahead - 1
+            }
+        }
+    }
+
     /// The most blocks that [`Window::live`] keeps at any history; `None` where that has no limit.
     #[must_use]
     pub fn blocks_max(self, ahead: u64) -> Option<u64> {
@@ -287,6 +311,37 @@ mod tests {
         assert_eq!(chunk.blocks_max(1), Some(256));
         // With 5 tokens in flight the next chunk begins before this one is dropped.
         assert_eq!(chunk.blocks_max(5), Some(257));
+    }
+
+    #[test]
+    fn nothing_is_given_up_before_the_steady_history_is_passed() {
+        // (window or chunk, sinks, block, lookahead)
+        for (tokens, sinks, block, lookahead) in [
+            (64, 20, 16, 0),
+            (64, 0, 16, 3),
+            (1, 40, 16, 1),
+            (50, 5, 4, 2),
+            (7, 0, 32, 5),
+        ] {
+            for lifetime in [
+                Lifetime::Window { tokens, sinks },
+                Lifetime::Chunk { tokens },
+            ] {
+                let rule = Window::new(lifetime, block, lookahead).unwrap();
+                let edge = |history| {
+                    let live = rule.live(history, 0);
+                    (live.sinks, live.start)
+                };
+                for history in 0..400 {
+                    let until = rule.steady_until(history);
+                    assert!(until >= history, "{rule:?} {history}");
+                    assert!((history..=until).all(|later| edge(later) == edge(history)));
+                    if matches!(lifetime, Lifetime::Window { .. }) {
+                        assert_ne!(edge(until + 1), edge(history), "{rule:?} {history}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]

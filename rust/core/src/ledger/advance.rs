@@ -199,7 +199,8 @@ impl Ledger {
         let reach = seq.reach();
         let publishes = publishes_more(seq, size);
         let excess = room(seq, self.config.extra_tokens) + size <= u64::from(seq.held) * size;
-        if !placed || publishes || excess || !self.promised_windows.is_empty() {
+        let history = seq.history();
+        if !placed || publishes || excess || self.leaves_pages(row, history) {
             self.settle_blocks(row);
         }
         ran.saturating_sub(reach)
@@ -220,7 +221,7 @@ impl Ledger {
             let blocks = room.div_ceil(size);
             self.shrink(row, u32::try_from(blocks).expect("fewer than there are"));
         }
-        if !self.promised_windows.is_empty() {
+        if self.leaves_pages(row, self.sequences[row.at()].history()) {
             self.prune(row);
         }
     }

@@ -28,6 +28,8 @@ pub(super) struct WindowRow {
     pub pages: u32,
     /// Pages that admission counted on and that are not taken.
     pub promise: u32,
+    /// Up to this history nothing is left behind.
+    pub steady_until: u32,
 }
 
 /// A side page that an admission uses.
@@ -207,7 +209,7 @@ impl Ledger {
             self.windows[row.at() * windows + window] = WindowRow {
                 start: self.windows[parent.at() * windows + window].start,
                 pages: crate::ids::count(held),
-                promise: 0,
+                ..WindowRow::default()
             };
         }
     }
@@ -219,14 +221,26 @@ impl Ledger {
         }
     }
 
+    /// Whether a history leaves pages of any window behind. Most steps do not.
+    #[inline]
+    pub(super) fn leaves_pages(&self, row: Row, history: u32) -> bool {
+        let windows = self.promised_windows.len();
+        if windows == 0 {
+            return false;
+        }
+        let states = &self.windows[row.at() * windows..][..windows];
+        states.iter().any(|state| history > state.steady_until)
+    }
+
     /// Gives up the pages of windows that the history of a sequence has left behind.
     pub(super) fn prune(&mut self, row: Row) {
         let windows = self.classes.windows().len();
+        let history = self.sequences[row.at()].history().into();
         for window in 0..windows {
-            let live = self.classes.windows()[window]
-                .kept
-                .live(self.sequences[row.at()].history().into(), 0);
+            let rule = self.classes.windows()[window].kept;
+            let live = rule.live(history, 0);
             let state = &mut self.windows[row.at() * windows + window];
+            state.steady_until = at_most(rule.steady_until(history), u32::MAX);
             let start = at_most(live.start, u32::MAX);
             let from = state.start.max(at_most(live.sinks, u32::MAX));
             state.start = state.start.max(start);
