@@ -94,6 +94,11 @@ class Admission:
         """Return the adapter, salt and media of an item, None if the batch has none."""
         return None if self.identity is None else self.identity.select(np.array([item], np.intp))
 
+    def terms_of(self, item: int) -> tuple[int, int, int]:
+        """Return the scope, `max_total` and `draft_from` of an item; -1 without a draft."""
+        draft_from = -1 if self.draft_from is None else int(self.draft_from[item])
+        return int(self.scopes[item]), int(self.max_total[item]), draft_from
+
     def select(self, items: NDArray[np.intp]) -> Admission:
         """Return some of the requests, not tried yet."""
         lens = self.prompt_lens[items]

@@ -42,6 +42,8 @@ class Lifecycle:
         number = self._step(step)
         parent = self._registry.handle(request_id)
         self._registry.check_absent(new_ids)
+        if self._transfers is not None:
+            self._transfers.check_absent(new_ids)
         self._refuse_dummy(request_id, parent)
         made = np.full(len(new_ids), NOT_GRANTED, np.int64)
         room = max(self._limits.max_requests - self._registry.num_requests, 0)
@@ -74,6 +76,12 @@ class Lifecycle:
         if len(first) != len(ids):
             raise BatchError(
                 f"chunk_lens has {len(first)} items, expected {len(ids)}", field="chunk_lens"
+            )
+        if len(first) and first.min() < 1:
+            item = int(np.flatnonzero(first < 1)[0])
+            raise BatchError(
+                f"chunk_lens of request {ids[item]!r} is {first[item]}, must be at least 1",
+                field="chunk_lens",
             )
         ok, hits = np.zeros(len(ids), np.uint8), np.zeros(len(ids), np.int32)
         transfers = self._transfers

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,10 +23,10 @@ class Loading:
         self._registry = registry
         self._transfers = transfers
 
-    def set_apart(self, admission: Admission, tokens: NDArray[Any], start: int, stop: int) -> None:
+    def set_apart(self, admission: Admission, given: Admission, start: int, stop: int) -> None:
         """Keep what was admitted of the items `start .. stop` and has to wait for its pages.
 
-        `tokens` are those of the admission as they were given, without numbers for media.
+        `given` is the admission as it was given, without numbers for media, adapters and salts.
         """
         handles = admission.handles[start:stop]
         admitted = start + np.flatnonzero(handles >= 0)
@@ -37,22 +35,25 @@ class Loading:
         states = self._transfers.states(admission.handles[admitted])
         for item in admitted[states == ON_ITS_WAY].tolist():
             handle = int(admission.handles[item])
-            prompt = tokens[admission.offsets[item] : admission.offsets[item + 1]].copy()
-            waiting = Waiting(handle, prompt, admission.identity_of(item))
+            waiting = Waiting(
+                handle, given.prompt(item), given.identity_of(item), given.terms_of(item)
+            )
             self._transfers.put(admission.ids[item], waiting)
             admission.handles[item] = LOADING
 
     def waiting(self, admission: Admission) -> NDArray[np.intp]:
         """Return the items that wait already, in order.
 
-        One whose prompt is another one than before is a new request: the old one ends.
+        One that is given with another prompt, identity, scope or length than before is a new
+        request: the old one ends.
         """
         found = []
         for item, request_id in enumerate(admission.ids):
             known = self._transfers.get(request_id)
             if known is None:
                 continue
-            if known.is_same(admission.prompt(item), admission.identity_of(item)):
+            asked = admission.prompt(item), admission.identity_of(item), admission.terms_of(item)
+            if known.is_same(*asked):
                 found.append(item)
             else:
                 self._transfers.release(request_id)

@@ -100,6 +100,11 @@ class DiskPlace:
         disk, field = self.disk, "disk"
         pages = max(lower.disk) if lower is not None and executor is None else 0
         problem = ""
+        if not (disk is None or isinstance(disk, DiskStore) or _is_folder(disk)):
+            raise ConfigError(
+                f"disk is {disk!r}; the name of a folder, a Path or an open DiskStore is needed",
+                field=field,
+            )
         if not pages and (disk is not None or self.persistent):
             problem = f"disk is {disk!r}; these managers have no disk tier of their own"
         elif pages and disk is None:
@@ -144,6 +149,11 @@ class DiskPlace:
             )
         except OSError as error:
             raise TierError(f"disk tier in {folder}: {error}", tier="disk") from error
+
+
+def _is_folder(disk: object) -> bool:
+    """Whether a value can name a folder."""
+    return isinstance(disk, (str, Path)) and str(disk) != "" and "\0" not in str(disk)
 
 
 def tier_executor(

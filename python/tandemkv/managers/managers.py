@@ -632,9 +632,9 @@ class Managers:
 
         Raises:
             RequestError: an id that is not open.
-            BatchError: an id twice, or lengths of another number.
+            BatchError: an id twice, lengths of another number, or one below 1.
             StepError: `step` is None and no step is prepared.
-            LedgerError: `step` is not open, a request is not suspended, or a length below 1.
+            LedgerError: `step` is not open, or a request is not suspended.
         """
         with self._lock:
             self._trees.check_taken()
@@ -662,6 +662,8 @@ class Managers:
         with self._lock:
             ids = RequestIds(request_ids)
             self._registry.check_absent(ids)
+            if self._transfers is not None:
+                self._transfers.check_absent(ids)
             lens = int_array("token_nums", token_nums, np.int64)
             self._limits.check_dummy_lens(ids, lens)
             self._trees.check_taken()
@@ -688,12 +690,16 @@ class Managers:
 
         Args:
             detach_live: do so although requests are open, as after new weights: they keep their
-                pages and run on, but nothing of theirs becomes reusable any more.
+                pages and run on, but nothing of theirs becomes reusable any more. Those that were
+                refused with `loading` begin anew when they are given again.
 
         Raises:
             SequencesOpenError: requests are open, and not `detach_live`; nothing was changed.
         """
         with self._lock:
+            if detach_live and self._transfers is not None:
+                for request_id in list(self._transfers):
+                    self._transfers.release(request_id)
             self._ledger.reset_reuse_state(detach_live)
             if self._transfers is not None:
                 self._transfers.clear()

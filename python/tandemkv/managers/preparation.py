@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,7 +170,7 @@ class Preparation:
     def _admit_new(self, step: int, admission: Admission, stop_at_first: bool) -> int:
         waiting = 0 if self._transfers is None else len(self._transfers)
         room = self._limits.max_requests - self._registry.num_requests - waiting
-        given = admission.tokens
+        given = replace(admission)  # which keeps its arrays while others take their place
         with interned(self._ledger, admission):
             for start, stop in admission.admit(self._ledger, step, room, stop_at_first):
                 if self._loading is not None:

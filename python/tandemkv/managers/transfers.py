@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
+from tandemkv.errors import RequestError
 from tandemkv.managers.identity import Identity
+from tandemkv.managers.steps import named
 from tandemkv.tiers.protocols import Executor, TransferObserver
 from tandemkv.tiers.transfers import KEY_BYTES, TransferPlan
 
@@ -32,15 +34,20 @@ class Waiting:
         handle: its sequence.
         prompt: its prompt as it was given, int32 or int64.
         identity: its adapter, salt and media, None without any.
+        terms: its scope as it was given, `max_total` and `draft_from`.
     """
 
     handle: int
     prompt: NDArray[Any]
     identity: Identity | None
+    terms: tuple[int, int, int]
 
-    def is_same(self, prompt: NDArray[Any], identity: Identity | None) -> bool:
+    def is_same(
+        self, prompt: NDArray[Any], identity: Identity | None, terms: tuple[int, int, int]
+    ) -> bool:
         """Tell whether a request that is given again is this one."""
-        return np.array_equal(self.prompt, prompt) and self.identity == identity
+        same = self.terms == terms and self.identity == identity
+        return same and np.array_equal(self.prompt, prompt)
 
 
 class Transfers:
@@ -72,6 +79,10 @@ class Transfers:
     def __len__(self) -> int:
         """Return how many requests wait for their pages."""
         return len(self._waiting)
+
+    def __bool__(self) -> bool:
+        """Return True: there are tiers, whether somebody waits for them or not."""
+        return True
 
     def __iter__(self) -> Iterator[Hashable]:
         return iter(self._waiting)
@@ -169,6 +180,20 @@ class Transfers:
     def take(self, request_id: Hashable) -> Waiting:
         """Forget a request that waits, and return it."""
         return self._waiting.pop(request_id)
+
+    def check_absent(self, ids: Iterable[Hashable]) -> None:
+        """Refuse ids of requests that wait.
+
+        Raises:
+            RequestError: names them.
+        """
+        present = tuple(request_id for request_id in ids if request_id in self._waiting)
+        if present:
+            raise RequestError(
+                f"{named(present)} waiting for pages from a lower tier; another request needs an "
+                "id of its own",
+                present,
+            )
 
     def release(self, request_id: Hashable) -> None:
         """End a request that waits; its pages come back when its transfers are completed."""

@@ -59,8 +59,12 @@ class OsFiles:
     """The files of the operating system."""
 
     def open(self, path: Path, flags: int) -> int:
-        """See `Files.open`."""
-        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+        """See `Files.open`.
+
+        A symbolic link is an error, so that no file elsewhere is cut; a pipe keeps nobody waiting.
+        """
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return os.open(path, flags, 0o600)
 
     def close(self, descriptor: int) -> None:
         """See `Files.close`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from tandemkv import _core
 from tandemkv.errors import TierError
 from tandemkv.tiers.disk.files import Files
+from tandemkv.tiers.disk.slots import DIGEST_BYTES
 
 HEADER = "store.json"
 HEADER_BYTES_MAX = 4096
@@ -54,17 +56,32 @@ def read_header(files: Files, folder: Path) -> Header | None:
     body, _, digest = raw[:count].tobytes().rstrip(b"\n").rpartition(b"\n")
     if digest != _core.checksum(body).hex().encode():
         raise TierError(f"{path} is damaged: its checksum is another one", tier="disk")
-    fields: dict[str, Any] = json.loads(body)
+    try:
+        return _parse(path, json.loads(body))
+    except TierError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise TierError(
+            f"{path} is damaged: {type(error).__name__}: {error}", tier="disk"
+        ) from None
+
+
+def _parse(path: Path, fields: dict[str, Any]) -> Header:
     if (fields["format"], fields["version"]) != (_FORMAT, VERSION):
         raise TierError(
-            f"{path} has format {fields['format']!r}, version {fields['version']}; supported: "
+            f"{path} has format {fields['format']!r}, version {fields['version']!r}; supported: "
             f"{_FORMAT!r}, version {VERSION}",
             tier="disk",
         )
-    return Header(
+    header = Header(
         fingerprint=bytes.fromhex(fields["fingerprint"]),
-        part_bytes=tuple(tuple(parts) for parts in fields["part_bytes"]),
+        part_bytes=tuple(tuple(map(index, parts)) for parts in fields["part_bytes"]),
     )
+    if any(size < 1 for parts in header.part_bytes for size in parts):
+        raise ValueError(f"part_bytes is {header.part_bytes}; sizes are 1 or more")
+    if len(header.fingerprint) != DIGEST_BYTES:
+        raise ValueError(f"fingerprint has {len(header.fingerprint)} bytes, not {DIGEST_BYTES}")
+    return header
 
 
 def write_header(files: Files, folder: Path, header: Header) -> None:
