@@ -210,7 +210,7 @@ class Ledger:
         ttl_ms: milliseconds without use after which cached blocks are given up; 0: never.
         max_leased_blocks: most blocks that leases (`pin`) may protect together.
         host_pages: pages per class on the host, none reserved; None: no such tier. Tiers below the
-            device need `reuse` and a class of full attention; see `docs/tiers.md`.
+            device need `reuse`; see `docs/tiers.md`.
         disk_pages: the same on disk.
     """
 

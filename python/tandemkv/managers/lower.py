@@ -44,8 +44,6 @@ def lower_pages(
         problem = "no pools are built (materialize=False): an executor has to move the pages"
     elif not plan.config.enable_block_reuse:
         problem = "nothing is reused (enable_block_reuse=False), so nothing on lower tiers is"
-    elif not any(item.keeps_all_tokens for item in classes):
-        problem = "no cache group keeps all tokens, which lower tiers need"
     elif plan.num_disk_blocks and not any(pages.disk):
         problem = (
             f"the plan has {plan.num_disk_blocks} pages on disk, and no room for one with what a "

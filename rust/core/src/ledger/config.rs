@@ -207,14 +207,6 @@ impl LedgerConfig {
                 "absent, as disk_pages, in a ledger without reuse",
             );
         }
-        let full = self.lifetimes.contains(&Lifetime::Full);
-        if self.has_tiers() && !full {
-            return refuse(
-                "host_pages",
-                0,
-                "absent, as disk_pages, in a ledger without a class of full attention",
-            );
-        }
         Ok(())
     }
 

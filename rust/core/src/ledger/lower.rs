@@ -1,7 +1,7 @@
 //! What lower tiers add to a match, and how a sequence starts whose blocks come from there.
 #![allow(clippy::similar_names, reason = "a shelf is not self")]
 
-use crate::ids::{PAGE_ZERO, Token};
+use crate::ids::{BlockId, PAGE_ZERO, Token};
 use crate::key::BlockKey;
 use crate::ledger::Ledger;
 use crate::ledger::admit::Item;
@@ -63,31 +63,37 @@ impl Ledger {
         let size = self.config.tokens_per_block;
         let from = agreed / size;
         let below = self.blocks_below(tiers, item, from, found);
+        let shared = if self.has_sides() {
+            self.path_blocks(found.tail, from)
+        } else {
+            Vec::new()
+        };
         // The longest end that windows and states accept.
         for end in (1..=below.len()).rev() {
             let hit = (from + crate::ids::count(end)) * size;
             if hit <= found.usable {
                 break;
             }
-            if let Some(sides) = self.sides_below(tiers, found, hit, from, &below) {
+            if let Some(sides) = self.sides_below(tiers, &shared, hit, &below) {
                 found.usable = hit;
                 found.longest = found.longest.max(hit);
                 found.cold = crate::ids::count(end);
-                let blocks = below[..end].iter().map(|&(_, page)| page);
+                let blocks = below[..end].iter().filter_map(|&(_, page)| page);
                 return blocks.chain(sides).collect();
             }
         }
         LowerPages::new()
     }
 
-    /// The blocks of a prompt from `from` on that lower tiers have, with their keys.
+    /// The blocks of a prompt from `from` on that lower tiers have, with their keys; without a full class,
+    /// all that they could have.
     fn blocks_below(
         &self,
         tiers: &Tiers,
         item: &Item<'_>,
         from: u32,
         found: &Found,
-    ) -> Vec<(BlockKey, LowerPage)> {
+    ) -> Vec<(BlockKey, Option<LowerPage>)> {
         let size = self.config.tokens_per_block as usize;
         let lookahead = self.tree.lookahead;
         let mut key = match from.checked_sub(1) {
@@ -110,6 +116,11 @@ impl Ledger {
             let next = &item.prompt[end..end + lookahead];
             let needs_draft = self.config.has_draft
                 && u32::try_from(item.draft_from).is_ok_and(|from| end > from as usize);
+            if self.classes.full() == 0 {
+                // No page of its own says that the block is there: its windows and states do.
+                below.push((self.tier_key_of(&key, true, next), None));
+                continue;
+            }
             let entry = self.entry_below(shelf, &key, next, needs_draft);
             let Some((key, id)) = entry else {
                 break;
@@ -118,7 +129,7 @@ impl Ledger {
                 shelf: BLOCKS_SHELF,
                 id,
             };
-            below.push((key, LowerPage { ordinal, entry }));
+            below.push((key, Some(LowerPage { ordinal, entry })));
         }
         below
     }
@@ -148,18 +159,16 @@ impl Ledger {
     fn sides_below(
         &self,
         tiers: &Tiers,
-        found: &Found,
+        shared: &[BlockId],
         hit: u32,
-        from: u32,
-        below: &[(BlockKey, LowerPage)],
+        below: &[(BlockKey, Option<LowerPage>)],
     ) -> Option<LowerPages> {
         let mut pages = LowerPages::new();
         if !self.has_sides() {
             return Some(pages);
         }
         let size = self.config.tokens_per_block;
-        let end = hit / size;
-        let shared = self.path_blocks(found.tail, from);
+        let (end, from) = (hit / size, crate::ids::count(shared.len()));
         let entry_of = |place: usize, ordinal: u32| {
             let shelf = tiers.shelf_of(place)?;
             let id = tiers.shelves[shelf].find(&below[(ordinal - from) as usize].0)?;
@@ -168,20 +177,18 @@ impl Ledger {
             Some(LowerPage { ordinal, entry })
         };
         for (rule, place) in self.classes.windows().iter().zip(self.classes.full()..) {
-            for ordinal in live_blocks(rule.needed, hit, end).filter(|&ordinal| ordinal < from) {
-                if self.sides.at(place).page(shared[ordinal as usize]) == PAGE_ZERO {
+            // The last one first: it is the one that most ends lack.
+            for ordinal in live_blocks(rule.needed, hit, end).rev() {
+                let is_there = match shared.get(ordinal as usize) {
+                    Some(&block) => self.sides.at(place).page(block) != PAGE_ZERO,
+                    None => entry_of(place, ordinal).is_some(),
+                };
+                if !is_there {
                     return None;
                 }
             }
-            for ordinal in live_blocks(rule.kept, hit, end).filter(|&ordinal| ordinal >= from) {
-                match entry_of(place, ordinal) {
-                    Some(page) => pages.push(page),
-                    None if live_blocks(rule.needed, hit, end).any(|other| other == ordinal) => {
-                        return None;
-                    }
-                    None => {}
-                }
-            }
+            let kept = live_blocks(rule.kept, hit, end).filter(|&ordinal| ordinal >= from);
+            pages.extend(kept.filter_map(|ordinal| entry_of(place, ordinal)));
         }
         for place in self.classes.states() {
             pages.push(entry_of(place, end - 1)?);
@@ -213,7 +220,7 @@ impl Ledger {
 }
 
 /// The blocks before `end` that a window has at `tokens` settled tokens.
-fn live_blocks(window: Window, tokens: u32, end: u32) -> impl Iterator<Item = u32> {
+fn live_blocks(window: Window, tokens: u32, end: u32) -> impl DoubleEndedIterator<Item = u32> {
     let live = window.live(tokens.into(), 0);
     let (sinks, start) = (at_most(live.sinks, end), at_most(live.start, end));
     (0..sinks).chain(start.max(sinks)..end)

@@ -7,6 +7,7 @@ use crate::error::LedgerError;
 use crate::ids::Token;
 use crate::key::BlockKey;
 use crate::ledger::admit::Item;
+use crate::ledger::lower::LowerPage;
 use crate::ledger::{Ledger, check_len};
 use crate::prefix::Retention;
 use crate::tiers::{
@@ -249,11 +250,28 @@ impl Ledger {
         let usable = found.usable.min(len - 1);
         out.device = usable - usable % self.hit_unit() - found.cold * size;
         let tiers = self.tiers.as_ref();
+        let Some(tiers) = tiers else {
+            return Ok(out);
+        };
+        let is_host = |page: &LowerPage| {
+            tiers.shelves[page.entry.shelf].readable(page.entry.id) == Some(HOST)
+        };
+        if self.classes.full() == 0 {
+            // Blocks have no page of their own; the hit is on the host if all that it loads is.
+            let tokens = found.cold * size;
+            let tier = if below.iter().all(is_host) {
+                &mut out.host
+            } else {
+                &mut out.disk
+            };
+            *tier = tokens;
+            return Ok(out);
+        }
         for page in below.iter().filter(|page| page.entry.shelf == BLOCKS_SHELF) {
-            let shelf = &tiers.expect("lower tiers have the pages").shelves[BLOCKS_SHELF];
-            match shelf.readable(page.entry.id) {
-                Some(HOST) => out.host += size,
-                _ => out.disk += size,
+            if is_host(page) {
+                out.host += size;
+            } else {
+                out.disk += size;
             }
         }
         Ok(out)

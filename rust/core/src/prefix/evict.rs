@@ -179,15 +179,17 @@ impl Tree {
             last_use: node.last_use,
             offer: 0,
         };
-        let leaving = node
-            .blocks()
-            .iter()
-            .zip(node.pages(self.classes).chunks_exact(self.classes));
-        for (&block, pages) in leaving.skip(kept as usize).rev() {
+        let (classes, pages) = (self.classes, node.pages(self.classes));
+        let leaving = node.blocks().iter().enumerate().skip(kept as usize);
+        for (at, &block) in leaving.rev() {
             let key = store.blocks.tier_key(block);
             let key = key.expect("computed when it entered");
             let keys = (key, store.blocks.keys.get(block));
-            tiers.offer(BLOCKS_SHELF, keys, value, pages.iter().copied());
+            // Without a full class a block has no page of its own.
+            if classes > 0 {
+                let own = pages[at * classes..][..classes].iter();
+                tiers.offer(BLOCKS_SHELF, keys, value, own.copied());
+            }
             store.sides.offer(block, store.blocks, tiers, steps);
         }
         if let Some(log) = &mut store.blocks.log {

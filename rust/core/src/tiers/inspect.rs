@@ -9,7 +9,7 @@ impl Tiers {
     pub(crate) fn stats(&self) -> Vec<TierShelf> {
         let mut all = Vec::new();
         for level in 0..LOWER {
-            for shelf in &self.shelves {
+            for shelf in self.shelves.iter().filter(|shelf| !shelf.places.is_empty()) {
                 let classes = shelf.places.iter().map(|&place| self.class_at[place]);
                 all.push(TierShelf {
                     tier: tier_of(level),
