@@ -308,7 +308,11 @@ def test_a_model_with_windows_is_refused():
         window=8,
     )
     plan = tiered_plan(
-        64, target=(*layers(2), window), max_gpu_total_bytes="64KiB", host_cache_size="64KiB"
+        64,
+        target=(*layers(2), window),
+        max_gpu_total_bytes="64KiB",
+        host_cache_size="64KiB",
+        cached_endpoints=4,
     )
     managers = build_managers(plan, num_dummy_requests=0)
     with pytest.raises(StoreError, match="keeps sliding_window beside full attention"):

@@ -64,7 +64,7 @@ class Managers:
         self._limits = limits
         self._target = target
         self._draft = draft
-        self._lock = threading.RLock()
+        self._lock = threading.RLock() if transfers is None else transfers.lock
         self._registry = Registry(ledger.max_sequences)
         self._steps = Steps()
         self._now = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
-from tandemkv.errors import RequestError
+from tandemkv.errors import ArrayError, RequestError, TierError
 from tandemkv.managers.identity import Identity
 from tandemkv.managers.steps import named
 from tandemkv.tiers.protocols import Executor, TransferObserver
@@ -70,6 +71,8 @@ class Transfers:
         self.stream: object | None = None
         self.agree: Agreement | None = None
         self.observer: TransferObserver | None = None
+        # The managers' as well: what changes something runs one after the other.
+        self.lock = threading.RLock()
         # Handles that were resumed and have not run since.
         self.resuming: set[int] = set()
 
@@ -100,54 +103,71 @@ class Transfers:
         """Tell the ledger what the executor has completed; return how many transfers that is.
 
         Args:
-            wait: wait for all that runs.
+            wait: wait until one is completed, if any is under way; other threads wait too.
         """
-        ids, ok = self._executor.poll(wait)
-        if self.agree is not None:
-            ids, ok = self.agree(ids, ok)
-        if len(ids):
-            if self.observer is not None:
-                self.observer.completed(ids, ok)
-            self._ledger.complete_transfers(ids, ok)
-        return len(ids)
+        with self.lock:
+            ids, ok = self._executor.poll(wait)
+            if self.agree is not None:
+                ids, ok = self.agree(ids, ok)
+            if len(ids):
+                if self.observer is not None:
+                    self.observer.completed(ids, ok)
+                self._ledger.complete_transfers(ids, ok)
+            return len(ids)
 
     def run(self) -> None:
         """Start what the ledger has planned, before anything else touches the pages."""
-        rows = np.empty((self._ledger.pending_transfers() + _ROWS_AHEAD, 6), np.int64)
-        keys = np.empty((len(rows), KEY_BYTES), np.uint8)
-        count = self._ledger.transfers(rows, keys)
-        if count:
-            plan = TransferPlan(rows[:count], keys[:count])
-            if self.observer is not None:
-                self.observer.planned(plan)
+        with self.lock:
+            rows = np.empty((self._ledger.pending_transfers() + _ROWS_AHEAD, 6), np.int64)
+            keys = np.empty((len(rows), KEY_BYTES), np.uint8)
+            count = self._ledger.transfers(rows, keys)
+            if count:
+                self._submit(TransferPlan(rows[:count], keys[:count]))
+                self.collect()
+
+    def _submit(self, plan: TransferPlan) -> None:
+        if self.observer is not None:
+            self.observer.planned(plan)
+        try:
             self._executor.submit(plan, self.stream)
-            self.collect()
+        except (ArrayError, TierError):
+            # Nothing was started, so nothing may wait for it.
+            ids = np.unique(plan.ids)
+            failed = np.zeros(len(ids), np.uint8)
+            if self.observer is not None:
+                self.observer.completed(ids, failed)
+            self._ledger.complete_transfers(ids, failed)
+            raise
 
     def drain(self) -> None:
         """Run and wait until nothing is planned or under way."""
-        self.run()
-        while self._ledger.tier_stats()["open_transfers"]:
-            self.collect(wait=True)
+        with self.lock:
             self.run()
+            while self._ledger.tier_stats()["open_transfers"]:
+                self.collect(wait=True)
+                self.run()
 
     def flush(self) -> int:
         """Copy everything to disk that lies on the host only, and wait; return how many pages."""
-        self.drain()
-        planned = self._ledger.flush()
-        self.drain()
-        return planned
+        with self.lock:
+            self.drain()
+            planned = self._ledger.flush()
+            self.drain()
+            return planned
 
     def clear(self) -> None:
         """Forget what is on disk, after the ledger has forgotten it: a restart must not find it."""
         clear_disk = getattr(self._executor, "clear_disk", None)
         if clear_disk is not None:
-            self.run()
-            clear_disk()
+            with self.lock:
+                self.run()
+                clear_disk()
 
     def close(self) -> None:
         """Wait for what runs, and give the executor up."""
-        self.drain()
-        self._executor.close()
+        with self.lock:
+            self.drain()
+            self._executor.close()
 
     # --- requests that wait ---------------------------------------------------------------------
 
