@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from managers_setup import new
+from managers_setup import decode, new
 from test_managers_tiers import SlowExecutor, ask, prompt, serve, slow
 
 from tandemkv.errors import BatchError, RequestError
@@ -157,6 +157,34 @@ def test_a_chunk_that_cannot_run_resumes_nobody(lens: list[int], arrived: bool) 
     sequences = [managers.sequence(name) for name in ("a", "b")]
     assert [item["suspended"] for item in sequences] == [False, False]
     assert [item["history"] for item in sequences] == [8, 8]
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+@pytest.mark.parametrize("call", ["decode", "mixed", "fork"])
+def test_a_request_runs_only_when_it_was_resumed(call: str, arrived: bool) -> None:
+    """Its blocks are there, but the rest of what it knows has to run before it decodes."""
+    managers, executor = suspended()
+    managers.prepare_resources(Batch([]))
+    assert managers.resume(["a"], [4]).tolist() == [False]
+    managers.moves()
+    managers.skip_step()
+    if arrived:
+        arrive(managers, executor)
+    step = managers.begin_step()
+    before = managers.ledger.digest()
+    mixed = Batch(["a", "n"], chunk_lens=[0, 2], prompts=[[], [1, 2]], max_total_tokens=[0, 4])
+    calls = {
+        "decode": lambda: managers.prepare_resources(decode(["a"]), step),
+        "mixed": lambda: managers.prepare_resources(mixed, step),
+        "fork": lambda: managers.fork("a", ["c"], step),
+    }
+    with pytest.raises(RequestError, match="'a' is not resumed yet") as raised:
+        calls[call]()
+    assert raised.value.request_ids == ("a",)
+    assert managers.ledger.digest() == before
+    arrive(managers, executor)
+    assert managers.resume(["a"], [4], step).tolist() == [True]
+    assert managers.sequence("a")["outstanding"] == [(step, 2)]
 
 
 def test_there_are_tiers_also_while_nobody_waits() -> None:

@@ -45,6 +45,8 @@ class Lifecycle:
         if self._transfers is not None:
             self._transfers.check_absent(new_ids)
         self._refuse_dummy(request_id, parent)
+        if self._transfers is not None:
+            self._transfers.check_resumed((request_id,), np.array([parent], np.int64))
         made = np.full(len(new_ids), NOT_GRANTED, np.int64)
         room = max(self._limits.max_requests - self._registry.num_requests, 0)
         tried = made[:room]

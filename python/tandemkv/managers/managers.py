@@ -175,7 +175,8 @@ class Managers:
             bool `[n]`: which requests may run in this step.
 
         Raises:
-            RequestError: an id without a prompt that is not open, or with a prompt that is.
+            RequestError: an id without a prompt that is not open or waits to be resumed, or with a
+                prompt that is open.
             BatchError: a length beyond the plan, a chunk beyond the rest of its prompt, a decode
                 step (no `chunk_lens`) of a request with prompt tokens left to run, or a draft
                 where the plan has none.
@@ -579,7 +580,7 @@ class Managers:
             bool `[n]`: which were made. Refused ones are not known; try again, or `preempt`.
 
         Raises:
-            RequestError: `request_id` is not open, or a new id is.
+            RequestError: `request_id` is not open or waits to be resumed, or a new id is open.
             BatchError: an id twice, or the fork of a dummy.
             StepError: `step` is None and no step is prepared.
             LedgerError: the request runs a step, or waits for copies that were not taken.

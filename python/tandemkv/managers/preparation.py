@@ -66,10 +66,14 @@ class Preparation:
             self._limits.refuse_draft_lens(batch)
         if batch.num_new == 0:
             handles = self._registry.resolve(batch.request_ids)
+            if self._transfers is not None:
+                self._transfers.check_resumed(batch.request_ids, handles)
             if batch.num_chunks or self._registry.num_mid_prompt:
                 self._registry.check_chunks(batch.request_ids, batch.chunk_lens, handles)
             return handles, None, None
         running, handles = self._registry.split(batch)
+        if self._transfers is not None:
+            self._transfers.check_resumed(pick(batch.request_ids, running), handles)
         if batch.num_chunks > batch.num_new or self._registry.num_mid_prompt:
             members = pick(batch.request_ids, running)
             self._registry.check_chunks(members, batch.chunk_lens[running], handles)

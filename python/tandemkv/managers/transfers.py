@@ -189,6 +189,21 @@ class Transfers:
         still: NDArray[np.bool_] = known & ~again
         return still
 
+    def check_resumed(self, ids: Iterable[Hashable], handles: NDArray[np.int64]) -> None:
+        """Refuse requests that were to be resumed and have not run since.
+
+        Their pages may be there, but what did not come from lower tiers has to run first.
+
+        Raises:
+            RequestError: names them.
+        """
+        if not self.resuming:
+            return
+        pairs = zip(ids, handles.tolist(), strict=True)
+        waiting = tuple(request_id for request_id, handle in pairs if handle in self.resuming)
+        if waiting:
+            raise RequestError(f"{named(waiting)} not resumed yet: call resume again", waiting)
+
     def put(self, request_id: Hashable, waiting: Waiting) -> None:
         """Keep a request until its pages are there and it is given again."""
         self._waiting[request_id] = waiting
