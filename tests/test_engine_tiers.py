@@ -67,13 +67,14 @@ def test_conversations_come_back_from_the_host(name: str, with_draft: bool, late
         step_tokens=64,
     )
     # The pool of windows alone is larger: a page of it is all that a request holds for long.
-    count = 20 if name == "mistral_window" else 8
-    for turn in range(2):
-        # The second time the newest first, so that small tiers have some of them still.
-        requests = make_requests(count)[:: -1 if turn else 1]
-        for request in requests:
-            request.name = f"{turn}-{request.name}"
-        assert engine.serve(requests) == [generated_alone(model, request) for request in requests]
+    requests = make_requests(36 if name == "mistral_window" else 8)
+    assert engine.serve(requests) == [generated_alone(model, request) for request in requests]
+    # The second turns, the newest first, so that small tiers have some of them still.
+    turns = [
+        Request(f"again {request.name}", [*request.tokens, 5, 6, 7, 8, 9], 6)
+        for request in reversed(requests)
+    ]
+    assert engine.serve(turns) == [generated_alone(model, request) for request in turns]
     stats = managers.stats()
     assert stats.ledger["loaded_blocks"] > 0
     assert stats.tiers["counters"]["failed"] == 0

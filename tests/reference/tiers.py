@@ -66,12 +66,13 @@ class Leaving(NamedTuple):
     Attributes:
         worth: its place among others.
         pages: those that may be kept, by class.
-
+        wanted: classes in which its page was not merely left behind.
     """
 
     name: Name
     worth: tuple[float, ...]
     pages: dict[int, int]
+    wanted: frozenset[int]
 
 
 class Tiers:
@@ -117,12 +118,13 @@ class Tiers:
         """Offer what is evicted by need to the first tier: a block, then its pages by class."""
         if leaving is None:
             return
-        name, worth, pages = leaving
+        name, worth, pages, wanted = leaving
         for shelf in self.shelves:
             if all(pages.get(cls, 0) for cls in shelf.classes):
                 is_side = shelf is not self.shelves[0]
                 given = [pages[cls] for cls in shelf.classes]
-                self._offer(shelf, name, (0, 0, 0) if is_side else worth, given)
+                side_worth = (int(shelf.classes[0] in wanted), 0, 0)
+                self._offer(shelf, name, side_worth if is_side else worth, given)
 
     def leaving(self: ReferenceLedger, block: Block, classes: list[int]) -> Leaving | None:
         """Return what of a block that is evicted may be kept below: nothing of a partial one."""
@@ -130,7 +132,7 @@ class Tiers:
             return None
         pages = {cls: block.pages[cls] for cls in classes if self._may_be_kept(cls, block)}
         value = (block.priority, block.rank, block.last_use)
-        return Leaving(self.name_of(block), value, pages)
+        return Leaving(self.name_of(block), value, pages, frozenset(block.wanted))
 
     def _may_be_kept(self: ReferenceLedger, cls: int, block: Block) -> bool:
         if cls in self.full_classes:

@@ -312,7 +312,7 @@ impl Side {
         needed: u32,
         pool: &mut Pool,
         steps: &Steps,
-        mut offer: impl FnMut(BlockId, PageIndex, u32),
+        mut offer: impl FnMut(BlockId, Offered),
     ) {
         debug_assert!(needed <= self.evictable);
         let mut left = needed;
@@ -322,7 +322,7 @@ impl Side {
             while left > 0 && page != anchor && self.is_evictable(page, steps) {
                 let entry = self.entries[page.at()];
                 if entry.claimed == claimed {
-                    offer(entry.block, page, self.offered(&entry));
+                    offer(entry.block, self.offered(page));
                     self.remove(page, steps);
                     pool.give_back_free(std::iter::once(page));
                     left -= 1;
@@ -333,12 +333,17 @@ impl Side {
         assert!(left == 0, "pages are evicted only after they were counted");
     }
 
-    /// Tokens of its block that a page stands for: all of it in a window.
-    fn offered(&self, entry: &Entry) -> u32 {
-        if self.snapshots {
-            entry.covered
-        } else {
-            u32::MAX
+    /// What lower tiers want to know of a page.
+    fn offered(&self, page: PageIndex) -> Offered {
+        let entry = &self.entries[page.at()];
+        Offered {
+            page,
+            covered: if self.snapshots {
+                entry.covered
+            } else {
+                u32::MAX
+            },
+            wanted: entry.wanted,
         }
     }
 
@@ -464,8 +469,7 @@ impl Sides {
         for (at, side) in self.all.iter().enumerate() {
             let page = side.page(block);
             if page != PAGE_ZERO && side.is_evictable(page, steps) {
-                let covered = side.offered(&side.entries[page.at()]);
-                offer_side(tiers, records, self.first + at, (block, page, covered));
+                offer_side(tiers, records, self.first + at, block, side.offered(page));
             }
         }
     }
@@ -556,19 +560,34 @@ impl Side {
     }
 }
 
+/// A side page that leaves the device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Offered {
+    page: PageIndex,
+    /// Tokens of its block that it stands for: all of them in a window.
+    covered: u32,
+    wanted: bool,
+}
+
 /// Offers the side page of a full block that leaves the device to lower tiers.
 pub(crate) fn offer_side(
     tiers: &mut Tiers,
     blocks: &Blocks,
     place: usize,
-    (block, page, covered): (BlockId, PageIndex, u32),
+    block: BlockId,
+    offered: Offered,
 ) {
     // A snapshot inside a block could only be found with its tokens.
-    if (covered as usize) < blocks.tokens_per_block() {
+    if (offered.covered as usize) < blocks.tokens_per_block() {
         return;
     }
     if let (Some(key), Some(shelf)) = (blocks.tier_key(block), tiers.shelf_of(place)) {
-        tiers.offer(shelf, (key, None), Value::default(), std::iter::once(page));
+        // What one sequence left behind goes first there too.
+        let value = Value {
+            priority: u8::from(offered.wanted),
+            ..Value::default()
+        };
+        tiers.offer(shelf, (key, None), value, std::iter::once(offered.page));
     }
 }
 

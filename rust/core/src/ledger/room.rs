@@ -75,9 +75,9 @@ impl Ledger {
     pub(super) fn evict_sides(&mut self, place: usize, pages: u32) {
         let (tiers, blocks) = (&mut self.tiers, &self.blocks);
         let (side, pool) = (self.sides.at_mut(place), &mut self.pools[place]);
-        side.evict(pages, pool, &self.steps, |block, page, covered| {
+        side.evict(pages, pool, &self.steps, |block, offered| {
             if let Some(tiers) = tiers {
-                offer_side(tiers, blocks, place, (block, page, covered));
+                offer_side(tiers, blocks, place, block, offered);
             }
         });
         self.counters.evicted_side_pages += u64::from(pages);

@@ -50,7 +50,7 @@ fn what_was_left_behind_is_evicted_before_what_is_wanted() {
     side.validate(&steps);
     assert_eq!(queued(&side), [2, 4, 1, 3]);
     assert_eq!(side.evictable(), 4);
-    side.evict(3, &mut pool, &steps, |_, _, _| {});
+    side.evict(3, &mut pool, &steps, |_, _| {});
     side.validate(&steps);
     assert_eq!(freed(&pool, 3), [2, 4, 1]);
     assert_eq!((queued(&side), side.cached()), (vec![3], 1));
@@ -99,7 +99,7 @@ fn a_page_waits_for_every_step_up_to_its_stamp() {
     side.validate(&steps);
     assert_eq!((side.evictable(), side.waiting_total()), (2, 1));
     assert!(side.is_evictable(page(2), &steps) && !side.is_evictable(page(3), &steps));
-    side.evict(2, &mut pool, &steps, |_, _, _| {});
+    side.evict(2, &mut pool, &steps, |_, _| {});
     assert_eq!(freed(&pool, 2), [1, 2]);
     steps.complete(three).unwrap();
     side.release_fenced(&steps);
@@ -119,7 +119,7 @@ fn a_claimed_page_is_evicted_after_all_others() {
     side.claim(page(1));
     side.claim(page(1));
     side.claim(page(3));
-    side.evict(3, &mut pool, &steps, |_, _, _| {});
+    side.evict(3, &mut pool, &steps, |_, _| {});
     assert_eq!(freed(&pool, 3), [2, 4, 1]);
     side.end_claims();
     side.validate(&steps);
@@ -153,7 +153,7 @@ fn a_page_that_is_handed_over_keeps_its_place_and_its_tokens() {
     assert_eq!(side.page(BlockId::new(1)), PAGE_ZERO);
     assert_eq!(side.page(BlockId::new(7)), page(2));
     assert_eq!((queued(&side), side.covered(page(2))), (vec![1, 2, 3], 2));
-    side.evict(2, &mut pool, &steps, |_, _, _| {});
+    side.evict(2, &mut pool, &steps, |_, _| {});
     side.validate(&steps);
     assert_eq!(side.page(BlockId::new(7)), PAGE_ZERO);
 }
