@@ -10,7 +10,7 @@ from tandemkv.errors import ConfigError
 from tandemkv.managers.classes import cache_classes
 from tandemkv.managers.layout import Arrangement, KvLayout
 from tandemkv.managers.limits import Limits, limits_of
-from tandemkv.managers.lower import DiskPlace, lower_pages, tier_executor
+from tandemkv.managers.lower import DiskPlace, check_arguments, lower_pages, tier_executor
 from tandemkv.managers.managers import Managers
 from tandemkv.managers.memory import Backend, check_device
 from tandemkv.managers.resizing import PoolOptions, Resizing, build_pools
@@ -109,6 +109,7 @@ def build_managers(
             field="fingerprint",
             value=fingerprint,
         )
+    check_arguments(tiers, executor, tier_options)
     lower = lower_pages(plan, classes, tiers, movable=materialize or executor is not None)
     place = DiskPlace(
         disk=disk, rank=rank, kv_layout=kv_layout, fingerprint=fingerprint, persistent=persistent

@@ -25,6 +25,29 @@ from tandemkv.tiers import (
 from tandemkv.tiers.restoring import Found
 
 
+def check_arguments(tiers: object, executor: object, options: object) -> None:
+    """Refuse arguments of `build_managers` that are something else.
+
+    Raises:
+        ConfigError: names the argument and the value.
+    """
+    calls = ("submit", "poll", "close")
+    can = executor is None or all(callable(getattr(executor, name, None)) for name in calls)
+    wrong = (
+        ("tiers", tiers, tiers is None or isinstance(tiers, bool), "True, False or None"),
+        ("executor", executor, can, "an object with submit, poll and close, or None,"),
+        (
+            "tier_options",
+            options,
+            options is None or isinstance(options, TierOptions),
+            "a TierOptions or None",
+        ),
+    )
+    for name, value, is_right, needed in wrong:
+        if not is_right:
+            raise ConfigError(f"{name} is {value!r}; {needed} is needed", field=name)
+
+
 def lower_pages(
     plan: Plan, classes: tuple[CacheClass, ...], tiers: bool | None, *, movable: bool
 ) -> TierPages | None:
@@ -190,7 +213,11 @@ def tier_executor(
     if store is not None:
         together = [at for at, item in enumerate(classes) if item.keeps_all_tokens]
         found: Iterable[Found] = store.entries()
-        if options.agree_restored is not None:
-            found = options.agree_restored(found)
-        restore_entries(ledger, together, found)
+        try:
+            if options.agree_restored is not None:
+                found = options.agree_restored(found)
+            restore_entries(ledger, together, found)
+        except BaseException:
+            executor.close()
+            raise
     return executor

@@ -18,7 +18,7 @@ from tandemkv.planning import Plan
 from tandemkv.stores.protocol import OuterStore
 from tandemkv.stores.shelves import host_shelf
 from tandemkv.stores.tickets import Ticket
-from tandemkv.stores.values import Bytes, check_bytes
+from tandemkv.stores.values import Bytes, check_bytes, check_timeout
 from tandemkv.tiers import DEVICE, HOST, TransferPlan
 
 Agree = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
@@ -93,7 +93,8 @@ class StoreBridge:
         self._max_fetch_bytes = check_bytes("max_fetch_bytes", max_fetch_bytes, least=0)
         self._managers, self._ledger, self._limits = managers, managers.ledger, managers.limits
         self._store = store
-        self._put_timeout_s, self._get_timeout_s = put_timeout_s, get_timeout_s
+        self._put_timeout_s = check_timeout("put_timeout_s", put_timeout_s)
+        self._get_timeout_s = check_timeout("get_timeout_s", get_timeout_s)
         self._agree = agree
         self._shelf = host_shelf(managers, plan, rank)
         self._leaving: dict[int, tuple[int, bytes]] = {}
@@ -221,6 +222,8 @@ class StoreBridge:
         media: Sequence[MediaItem],
     ) -> Bytes:
         """Return the tier keys of the blocks of a prompt after those that some tier has."""
+        if not len(prompt):
+            return np.empty((0, 32), np.uint8)
         batch = Batch(
             ["fetch"],
             chunk_lens=[1],

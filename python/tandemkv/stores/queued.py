@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,14 +9,14 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from tandemkv.errors import ArrayError, StoreError
+from tandemkv.errors import ArrayError
 from tandemkv.stores.breaker import Breaker
 from tandemkv.stores.executors import Executor
 from tandemkv.stores.outcomes import ANSWERS, INVALID, TROUBLE, Outcome
 from tandemkv.stores.protocol import Fill, StoreBackend
 from tandemkv.stores.statistics import Counters, StoreStats
 from tandemkv.stores.tickets import Outcomes, Ticket
-from tandemkv.stores.values import HEADER_BYTES, KEY_BYTES, Bytes, ValueLayout
+from tandemkv.stores.values import HEADER_BYTES, KEY_BYTES, Bytes, ValueLayout, check_timeout
 
 Call = Literal["put", "get", "exists"]
 _T = TypeVar("_T")
@@ -157,7 +156,7 @@ class QueuedStore:
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """See `OuterStore.close`."""
-        timeout_s = _check_timeout(timeout_s)
+        timeout_s = check_timeout("timeout_s", timeout_s)
         with self._lock:
             if self._closed:
                 return self._ended
@@ -171,7 +170,7 @@ class QueuedStore:
     # --- calls on their way -------------------------------------------------------------------
 
     def _ticket(self, call: Call, layout: ValueLayout, num_keys: int, timeout_s: float) -> Ticket:
-        deadline = self._clock() + _check_timeout(timeout_s)
+        deadline = self._clock() + check_timeout("timeout_s", timeout_s)
         count = self._counters.ask(call, num_keys, layout.payload_bytes)
 
         def record(outcomes: Outcomes) -> None:
@@ -281,13 +280,3 @@ def _check_rows(name: str, rows: Bytes, num_keys: int, layout: ValueLayout) -> N
         raise ArrayError(
             name, f"shape {(num_keys, layout.payload_bytes)} is needed, not {rows.shape}"
         )
-
-
-def _check_timeout(timeout_s: float) -> float:
-    if (
-        isinstance(timeout_s, bool)
-        or not isinstance(timeout_s, (int, float))
-        or not 0 <= timeout_s < math.inf
-    ):
-        raise StoreError(f"timeout_s is {timeout_s!r}; a number >= 0 is needed")
-    return float(timeout_s)

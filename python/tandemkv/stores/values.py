@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 
@@ -116,3 +117,14 @@ def check_bytes(name: str, value: object, *, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise StoreError(f"{name} is {value!r}; an int >= {least} is needed")
     return value
+
+
+def check_timeout(name: str, value: object) -> float:
+    """Return a number of seconds.
+
+    Raises:
+        StoreError: it is no finite number from 0 on.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise StoreError(f"{name} is {value!r}; a number >= 0 is needed")
+    return float(value)
