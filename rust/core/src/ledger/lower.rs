@@ -61,7 +61,12 @@ impl Ledger {
             return LowerPages::new();
         };
         let size = self.config.tokens_per_block;
-        let from = agreed / size;
+        // Without a full class the tree keeps blocks whose pages are gone: they are loaded, too.
+        let from = if self.classes.full() == 0 {
+            found.usable / size
+        } else {
+            agreed / size
+        };
         let below = self.blocks_below(tiers, item, from, found);
         let shared = if self.has_sides() {
             self.path_blocks(found.tail, from)
