@@ -115,3 +115,51 @@ def test_nothing_waits_for_transfers_that_the_executor_refused(error: Exception)
     executor.error = None
     assert managers.prepare_resources(new("b", prompt(500), max_total=23)).all()
     managers.ledger.validate()
+
+
+def test_a_step_is_refused_before_it_begins_once_the_tiers_are_closed() -> None:
+    managers = build_managers(tiered_plan(), num_dummy_requests=0)
+    serve(managers, "x", prompt(100))
+    managers.tiers.close()
+    before = managers.ledger.digest()
+    with pytest.raises(TierError, match="the tiers are closed"):
+        managers.prepare_resources(ask("y", prompt(200)))
+    assert managers.ledger.digest() == before
+    assert managers.ledger.stats()["open_steps"] == 0
+    managers.tiers.close()
+
+
+def test_completions_outlive_what_raises_between_executor_and_ledger() -> None:
+    executor = SlowExecutor()
+    managers = build_managers(
+        tiered_plan(), materialize=False, executor=executor, num_dummy_requests=0
+    )
+    for number, start in enumerate((100, 200)):
+        serve(managers, f"{number}", prompt(start), fill=False)
+    tiers = managers.tiers
+    open_transfers = tiers.stats()["open_transfers"]
+    assert open_transfers > 0
+
+    def broken(ids: np.ndarray, ok: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise RuntimeError("no network")
+
+    tiers.agree = broken
+    executor.finish()
+    with pytest.raises(RuntimeError, match="no network"):
+        tiers.collect()
+    assert tiers.stats()["open_transfers"] == open_transfers
+    tiers.agree = None
+    assert tiers.collect() == open_transfers
+    assert tiers.stats()["open_transfers"] == 0
+
+
+def test_an_executor_that_loses_a_transfer_is_named() -> None:
+    executor = SlowExecutor()
+    managers = build_managers(
+        tiered_plan(), materialize=False, executor=executor, num_dummy_requests=0
+    )
+    for number, start in enumerate((100, 200)):
+        serve(managers, f"{number}", prompt(start), fill=False)
+    executor.open.clear()
+    with pytest.raises(TierError, match="transfers are under way, and the executor has none"):
+        managers.tiers.drain()

@@ -148,7 +148,8 @@ def build_managers(
         if executor is None:
             pools = [pool for role in views for pool in role.pools]
             executor = tier_executor(ledger, plan, lower, pools, place=place, options=moving)
-        transfers = Transfers(ledger, executor)
+        on = device if materialize else "cpu"
+        transfers = Transfers(ledger, executor, on)
     return Managers(
         ledger,
         limits,

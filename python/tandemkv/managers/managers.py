@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
 from tandemkv.device.cuda_backend import as_stream
-from tandemkv.errors import LedgerError, PoolError, StepError
+from tandemkv.errors import LedgerError, PoolError, SequencesOpenError, StepError
 from tandemkv.managers.accepted import read_accepted, select
 from tandemkv.managers.admission import Refusal
 from tandemkv.managers.arrays import int_array, publish_flags
@@ -184,9 +184,12 @@ class Managers:
                 trees wait to be brought together (`run_token_moves`).
             LedgerError: `step` is not open, a request already runs in it, or would exceed
                 `max_seq_len`. A step begun by this call is closed again.
+            TierError: `tiers` are closed, or have no stream on a GPU.
         """
         with self._lock:
             self._trees.check_taken()
+            if self._transfers is not None:
+                self._transfers.check()
             began = step is None
             if step is None and self._steps.implicit is not None:
                 self._steps.refuse_second(self._steps.implicit)
@@ -701,7 +704,12 @@ class Managers:
             if detach_live and self._transfers is not None:
                 for request_id in list(self._transfers):
                     self._transfers.release(request_id)
-            self._ledger.reset_reuse_state(detach_live)
+            try:
+                self._ledger.reset_reuse_state(detach_live)
+            except SequencesOpenError as error:
+                if self._transfers is not None and len(self._transfers):
+                    error.add_note(f"{len(self._transfers)} of them wait for pages (`tiers`)")
+                raise
             if self._transfers is not None:
                 self._transfers.clear()
 

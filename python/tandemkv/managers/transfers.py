@@ -64,9 +64,13 @@ class Transfers:
         observer: hears of all transfers; None: nobody does.
     """
 
-    def __init__(self, ledger: Ledger, executor: Executor) -> None:
+    def __init__(self, ledger: Ledger, executor: Executor, device: str = "cpu") -> None:
         self._ledger = ledger
         self._executor = executor
+        self._device = device
+        self._closed = False
+        # Completed, and not told to the ledger: what stood between them raised.
+        self._untold = (np.zeros(0, np.int64), np.zeros(0, np.uint8))
         self._waiting: dict[Hashable, Waiting] = {}
         self.stream: object | None = None
         self.agree: Agreement | None = None
@@ -106,14 +110,34 @@ class Transfers:
             wait: wait until one is completed, if any is under way; other threads wait too.
         """
         with self.lock:
-            ids, ok = self._executor.poll(wait)
+            polled = self._executor.poll(wait and not len(self._untold[0]))
+            ids = np.concatenate((self._untold[0], polled[0]))
+            ok = np.concatenate((self._untold[1], polled[1]))
+            self._untold = (ids, ok)
             if self.agree is not None:
                 ids, ok = self.agree(ids, ok)
+            self._untold = (ids[:0], ok[:0])
             if len(ids):
-                if self.observer is not None:
-                    self.observer.completed(ids, ok)
-                self._ledger.complete_transfers(ids, ok)
+                try:
+                    if self.observer is not None:
+                        self.observer.completed(ids, ok)
+                finally:
+                    self._ledger.complete_transfers(ids, ok)
             return len(ids)
+
+    def check(self) -> None:
+        """Refuse a step whose copies could not be started.
+
+        Raises:
+            TierError: the tiers are closed, or have no stream on a GPU.
+        """
+        if self._closed:
+            raise TierError("the tiers are closed; nothing can be evicted to them or loaded")
+        if self._device != "cpu" and self.stream is None:
+            raise TierError(
+                f"tiers.stream is None; copies from and to {self._device} are queued on the "
+                "engine's stream, which has to be set first"
+            )
 
     def run(self) -> None:
         """Start what the ledger has planned, before anything else touches the pages."""
@@ -144,7 +168,10 @@ class Transfers:
         with self.lock:
             self.run()
             while self._ledger.tier_stats()["open_transfers"]:
-                self.collect(wait=True)
+                told = self.collect(wait=True)
+                if not told and self.agree is None and not self._ledger.pending_transfers():
+                    left = self._ledger.tier_stats()["open_transfers"]
+                    raise TierError(f"{left} transfers are under way, and the executor has none")
                 self.run()
 
     def flush(self) -> int:
@@ -166,7 +193,9 @@ class Transfers:
     def close(self) -> None:
         """Wait for what runs, and give the executor up."""
         with self.lock:
-            self.drain()
+            if not self._closed:
+                self.drain()
+            self._closed = True
             self._executor.close()
 
     # --- requests that wait ---------------------------------------------------------------------
