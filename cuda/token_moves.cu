@@ -50,8 +50,7 @@ extern "C" __global__ void apply_token_moves(
     }
     const unsigned at = (unit - row * units_per_row) * UNIT_BYTES;
     const unsigned rest = (unsigned)token_bytes - at;
-    const bool whole
-        = ((segment[0] | page_stride | row_stride | token_bytes) % UNIT_BYTES) == 0;
+    const bool whole = ((segment[0] | page_stride | row_stride | token_bytes) % UNIT_BYTES) == 0;
     char* mine = (char*)segment[0] + row * row_stride + at;
 
     for (int number = first; number < end; ++number) {
