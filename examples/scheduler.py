@@ -22,12 +22,16 @@ STEP_TOKENS = 48  # most tokens that one step runs
 
 @dataclass
 class Request:
-    """One request: its tokens so far, and how many of them the cache holds."""
+    """One request: its tokens so far, and how many of them the cache holds.
+
+    What it knows when it is admitted, after a preemption too, is its prompt and runs in chunks.
+    """
 
     name: str
     tokens: list[int]
     max_total: int
     cached: int = 0
+    prompt_len: int = 0
     preemptions: int = 0
     reused: list[int] = field(default_factory=list)
 
@@ -70,7 +74,8 @@ class Scheduler:
         while not granted.any():
             # Nothing ran in this step, so what the victim gives up is free at once.
             self.managers.skip_step()
-            self.preempt(work)
+            if not self.waits_for_pages():
+                self.preempt(work)
             work = self.schedule()
             batch = self.batch(work)
             granted = self.managers.prepare_resources(batch)
@@ -92,13 +97,12 @@ class Scheduler:
         room = STEP_TOKENS
         work: list[Work] = []
         for request in self.running:
-            left = len(request.tokens) - request.cached
-            if left == 1:  # only the newest token is not in the cache yet
+            if request.cached >= request.prompt_len:
                 work.append(Work(request, 0))
                 room -= 1 + DRAFT_LEN
         for request in self.running:
-            left = len(request.tokens) - request.cached
-            if left > 1 and room > 0:
+            left = request.prompt_len - request.cached
+            if left > 0 and room > 0:
                 work.append(Work(request, min(left, room)))
                 room -= work[-1].chunk_len
         for request in self.waiting:
@@ -131,8 +135,16 @@ class Scheduler:
         for request, hit in zip(requests, hits.tolist(), strict=True):
             self.waiting.remove(request)
             self.running.append(request)
-            request.cached = hit
+            request.cached, request.prompt_len = hit, len(request.tokens)
             request.reused.append(hit)
+
+    def waits_for_pages(self) -> bool:
+        """Wait if nothing is missing but pages that are on their way from host or disk."""
+        reasons = {refusal.reason for refusal in self.managers.refusals.values()}
+        if reasons != {"loading"}:
+            return False
+        self.managers.tiers.collect(wait=True)
+        return True
 
     def preempt(self, work: list[Work]) -> None:
         """Preempt the running request admitted last; it waits in front, to be computed again."""
@@ -148,9 +160,9 @@ class Scheduler:
         """Stand in for target and draft: return the tokens that a step yields."""
         request = item.request
         if item.chunk_len:
-            left = len(request.tokens) - request.cached
+            left = request.prompt_len - request.cached
             request.cached += min(item.chunk_len, left)
-            if request.cached < len(request.tokens):
+            if request.cached < request.prompt_len:
                 return []  # the prompt goes on
             accepted = 1  # the token sampled after the prompt
         else:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import tandemkv as tkv
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "scheduler.py"
 
@@ -50,6 +53,52 @@ def test_the_example_serves_everything_and_leaves_nothing(example: ModuleType) -
     managers.reset_reuse_state()
     (states,) = managers.ledger.stats()["classes"]
     assert states["free"] == states["total"] - 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_example_serves_prompts_of_any_length(example: ModuleType, seed: int) -> None:
+    """A chunk may end one token before its prompt; that is no decode step."""
+    chooser = random.Random(seed)
+    requests = []
+    for number in range(24):
+        prompt = [*range(32), *(chooser.randrange(1000) for _ in range(chooser.randrange(4, 60)))]
+        requests.append(example.Request(f"{number}", prompt, len(prompt) + 40))
+    scheduler = example.Scheduler(example.build(), requests, seed)
+    scheduler.serve()
+    assert all(request.done for request in scheduler.finished)
+    assert len(scheduler.finished) == 24
+
+
+def test_the_example_waits_for_pages_from_disk(example: ModuleType, tmp_path: Path) -> None:
+    layer = tkv.Layer(kind="attention", kv_dtype="fp16", num_kv_heads=2, head_dim=16)
+    plan = tkv.plan(
+        tkv.ModelGeometry(layers=(layer,) * 4, name="small"),
+        config=tkv.KvCacheConfig(
+            max_gpu_total_bytes=40 * 8 * 4 * 2 * 2 * 16 * 2,
+            host_cache_size="1MiB",
+            disk_cache_size="4MiB",
+            tokens_per_block=8,
+            max_batch_size=16,
+            max_seq_len=256,
+        ),
+        speculative=tkv.SpeculativeConfig(mode="ngram", max_draft_len=example.DRAFT_LEN),
+    )
+    loaded = []
+    for _ in range(2):
+        managers = tkv.build_managers(plan, disk=tmp_path, persistent=True, fingerprint=b"weights")
+        requests = [
+            example.Request(f"{number}", list(range(60 * number, 60 * number + 60)), 90)
+            for number in range(12)
+        ]
+        scheduler = example.Scheduler(managers, requests)
+        scheduler.serve()
+        assert len(scheduler.finished) == 12
+        assert managers.tiers is not None
+        loaded.append(managers.tiers.stats()["counters"]["disk_to_device"])
+        managers.tiers.flush(device=True)
+        managers.tiers.close()
+    assert loaded[0] == 0
+    assert loaded[1] > 0
 
 
 def test_the_example_says_what_can_never_be_served(example: ModuleType) -> None:

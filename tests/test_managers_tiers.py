@@ -416,5 +416,5 @@ def test_windows_without_pages_on_the_host_are_named() -> None:
             max_num_tokens=32,
         ),
     )
-    with pytest.raises(tkv.ConfigError, match=r"for sliding_window on host.*cached_endpoints=N"):
+    with pytest.raises(tkv.ConfigError, match=r"sliding_window on host.*give `cached_endpoints`"):
         build_managers(plan)

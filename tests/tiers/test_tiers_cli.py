@@ -142,7 +142,7 @@ def test_bad_input_is_one_line_that_names_it(
     refused(store / "nothing", "holds no pages")
     assert not (store / "nothing").exists()
     with open_store(store):
-        refused(store, "is in use by another process")
+        refused(store, "is in use by another store")
     refused(store / "store.json", "is a file")
     header: Any = store / "store.json"
     text = header.read_bytes()
@@ -160,3 +160,13 @@ def test_help_names_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         assert verb in out
     assert main(["cache", "inspect"]) == 2
     assert "PATH" in capsys.readouterr().err
+
+
+def test_the_folder_of_all_ranks_is_told_from_that_of_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (1, 0):
+        (tmp_path / f"rank{rank}").mkdir()
+    for verb in ("inspect", "verify", "clear"):
+        assert main(["cache", verb, str(tmp_path)]) == 2
+        assert "name one of them, rank0, rank1" in capsys.readouterr().err

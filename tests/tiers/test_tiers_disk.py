@@ -154,9 +154,9 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "open\n"
-    with pytest.raises(TierError, match="is in use by another process"):
+    with pytest.raises(TierError, match="is in use by another store"):
         open_store(tmp_path)
-    with pytest.raises(TierError, match="is in use by another process"):
+    with pytest.raises(TierError, match="is in use by another store"):
         remove_store(tmp_path)
     child.communicate()
     open_store(tmp_path).close()  # the lock goes with the process
@@ -359,9 +359,9 @@ def test_the_store_of_a_plan_stays_within_its_bytes(tmp_path: Path, extra_bytes:
         assert managers.draft is not None
         pools = pool_layouts([*managers.target.pools, *managers.draft.pools])
         assert store.report().fingerprint == geometry_fingerprint(pools).hex()
-    with pytest.raises(TierError, match="of another geometry"):
+    with pytest.raises(TierError, match="of another model"):
         open_disk_store(plan, tmp_path, kv_layout="HND")
-    with pytest.raises(TierError, match="of another geometry"):
+    with pytest.raises(TierError, match="of another model"):
         open_disk_store(plan, tmp_path, fingerprint=b"other weights")
     assert managers.tiers is not None
     managers.tiers.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -13,7 +14,7 @@ from store_setup import open_store
 import tandemkv as tkv
 from tandemkv import _core
 from tandemkv.errors import ConfigError, TierError
-from tandemkv.tiers import DiskStore
+from tandemkv.tiers import DiskStore, StoreClass
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -89,3 +90,24 @@ def test_only_a_folder_or_a_store_is_a_place_for_the_disk_tier(disk: Any) -> Non
         tkv.build_managers(plan, disk=disk)
     assert str(raised.value).startswith(f"disk is {disk!r}")
     assert raised.value.field == "disk"
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preallocation that fails half way would leave the disk full for everybody."""
+    real = os.fstatvfs
+
+    class Full:
+        def __init__(self, descriptor: int) -> None:
+            self.f_frsize = real(descriptor).f_frsize
+            self.f_bavail = 2
+
+    monkeypatch.setattr(os, "fstatvfs", Full)
+    path = tmp_path / "pages"
+    with pytest.raises(OSError, match="bytes more are needed, and 8192 are free") as refused:
+        DiskStore.open(path, [StoreClass((4096,), 64)], bytes(32))
+    assert refused.value.errno == errno.ENOSPC
+    assert sum(item.stat().st_blocks for item in path.iterdir()) * 512 <= 8192
+    monkeypatch.undo()
+    DiskStore.open(path, [StoreClass((4096,), 64)], bytes(32)).close()

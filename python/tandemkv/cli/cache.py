@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from tandemkv.errors import TierError
 from tandemkv.sizes import format_size
 from tandemkv.tiers.disk import DiskStore, StoreReport, remove_store
+from tandemkv.tiers.disk.header import HEADER
 
 OK, DAMAGED = 0, 1
 
@@ -30,6 +33,7 @@ def cache(ctx: click.Context) -> None:
 @_json
 def inspect(path: str, as_json: bool) -> int:
     """Show what PATH holds, by what its pages say about themselves."""
+    _check_is_of_a_rank(path)
     _print(_report(path, contents=False), as_json)
     return OK
 
@@ -42,6 +46,7 @@ def verify(path: str, as_json: bool) -> int:
 
     Exit status 1: some are damaged. They are misses, and will be written over.
     """
+    _check_is_of_a_rank(path)
     report = _report(path, contents=True)
     _print(report, as_json)
     return DAMAGED if report.damaged else OK
@@ -52,12 +57,26 @@ def verify(path: str, as_json: bool) -> int:
 @_json
 def clear(path: str, as_json: bool) -> int:
     """Remove the pages in PATH, damaged or not."""
+    _check_is_of_a_rank(path)
     size = remove_store(path)
     if as_json:
         click.echo(json.dumps({"path": path, "removed_bytes": size}, indent=2))
     else:
         click.echo(f"{path}: {format_size(size)} removed")
     return OK
+
+
+def _check_is_of_a_rank(path: str) -> None:
+    """Refuse the folder in which each rank has one of its own.
+
+    Raises:
+        TierError: names those of the ranks.
+    """
+    ranks = sorted(folder.name for folder in Path(path).glob("rank*") if folder.is_dir())
+    if ranks and not (Path(path) / HEADER).exists():
+        raise TierError(
+            f"{path} holds the folders of ranks: name one of them, {', '.join(ranks)}", tier="disk"
+        )
 
 
 def _report(path: str, *, contents: bool) -> StoreReport:

@@ -41,7 +41,13 @@ from tandemkv.planning.html import plan_html
 @click.option("--max-num-tokens", type=int, help="Most tokens that one step runs.")
 @click.option("--max-tokens", type=int, help="Most tokens that sequences may use.")
 @click.option("--max-encoder-len", type=int, help="Most encoder tokens of a sequence.")
-@click.option("--cached-endpoints", type=int, default=0, show_default=True, help="Cached prefixes.")
+@click.option(
+    "--cached-endpoints",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Cached prefixes whose windows and states have room, on each tier.",
+)
 @click.option("--state-snapshot-interval", type=int, help="Tokens between snapshots of a state.")
 @click.option("--max-util-for-resume", help="How full fixed pools may be, such as 0.95.")
 @click.option("--request-len", type=int, help="Also say how many requests of this length fit.")

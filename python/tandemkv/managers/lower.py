@@ -86,7 +86,7 @@ def _missing_class(classes: Sequence[CacheClass], pages: TierPages) -> str:
             if any(counts) and not count and item.lifetime[0] != "cross_attention":
                 return (
                     f"the plan has no pages for {item.lifetime[0]} on {tier}, without which "
-                    "nothing there can be found: KvCacheConfig(cached_endpoints=N) plans them"
+                    "nothing there can be found: give `cached_endpoints`"
                 )
     return ""
 

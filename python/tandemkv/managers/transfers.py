@@ -174,9 +174,16 @@ class Transfers:
                     raise TierError(f"{left} transfers are under way, and the executor has none")
                 self.run()
 
-    def flush(self) -> int:
-        """Copy everything to disk that lies on the host only, and wait; return how many pages."""
+    def flush(self, device: bool = False) -> int:
+        """Copy everything to disk that lies on the host only, and wait; return how many pages.
+
+        Args:
+            device: take what is cached on the device and nobody uses down first, as before a
+                shutdown: without it what never left the device is not found after a restart.
+        """
         with self.lock:
+            if device:
+                self._ledger.offload(2**31 - 1)
             self.drain()
             planned = self._ledger.flush()
             self.drain()

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -89,8 +90,25 @@ class OsFiles:
         os.ftruncate(descriptor, num_bytes)
 
     def allocate(self, descriptor: int, num_bytes: int) -> None:
-        """See `Files.allocate`."""
-        os.posix_fallocate(descriptor, 0, num_bytes)
+        """See `Files.allocate`.
+
+        Raises:
+            OSError: there is no room; the file is as it was.
+        """
+        state, system = os.fstat(descriptor), os.fstatvfs(descriptor)
+        missing = num_bytes - state.st_blocks * 512
+        free = system.f_bavail * system.f_frsize
+        # Asked first: a call that fails half way leaves the disk full, for everybody on it.
+        if missing > free:
+            raise OSError(
+                errno.ENOSPC, f"{missing} bytes more are needed, and {free} are free on the disk"
+            )
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(descriptor, state.st_size)
+            raise
 
     def read(self, descriptor: int, parts: Sequence[Part], offset: int) -> int:
         """See `Files.read`."""

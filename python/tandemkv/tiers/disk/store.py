@@ -306,7 +306,7 @@ class DiskStore:
         if header.fingerprint != self._fingerprint:
             raise TierError(
                 f"{self._path} has fingerprint {header.fingerprint.hex()}; asked for is "
-                f"{self._fingerprint.hex()}, of another geometry",
+                f"{self._fingerprint.hex()}, of another model, layout or `fingerprint`",
                 tier="disk",
             )
         parts = tuple(item.part_bytes for item in self._classes)
@@ -354,7 +354,7 @@ def _locked(files: Files, folder: Path) -> int:
     try:
         if files.lock(descriptor):
             return descriptor
-        raise TierError(f"{folder} is in use by another process", tier="disk")
+        raise TierError(f"{folder} is in use by another store, here or elsewhere", tier="disk")
     except BaseException:
         files.close(descriptor)
         raise
