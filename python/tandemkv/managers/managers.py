@@ -136,7 +136,8 @@ class Managers:
         """Begin a step and return its number, for engines that overlap steps.
 
         Args:
-            now: the engine's clock, which must not go backwards; None: the last one given.
+            now: the engine's clock in seconds, which must not go backwards; None: the last one
+                given. Times to live, leases and retention end by it, and by nothing else.
 
         Raises:
             LedgerError: `now` went backwards.
