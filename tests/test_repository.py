@@ -99,6 +99,7 @@ def packaged_files() -> set[str]:
 
 
 @pytest.mark.skipif(not (MATURIN and shutil.which("cargo")), reason="needs maturin and cargo")
+@pytest.mark.timeout(900)  # it compiles the release build
 def test_wheel_and_sdist_hold_every_package_file(tmp_path: Path):
     for command in (["build", "--release", "--locked"], ["sdist"]):
         run = subprocess.run(
