@@ -22,7 +22,8 @@ class Resizing:
         require(len(num_pages) == self.num_classes, "one size per class")
         require(all(2 <= pages < MAX_TOKEN for pages in num_pages), "num_pages")
         usable = [*(pages - 1 for pages in num_pages), *self.usable[self.num_classes :]]
-        for cls, most in enumerate(usable):
+        # Records of a ledger without a full class stay as they are, so nothing is asked of them.
+        for cls, most in enumerate(usable[: self.num_classes]):
             require(self._must_stay(cls) <= most, "what is held does not fit")
             floors = self.floors_against(NOBODY) if cls in self.full_classes else 0
             require(floors <= most, "the floors do not fit")
