@@ -201,9 +201,7 @@ def move_launch(
     """
     threads = _threads(-(-units_max // UNITS_PER_THREAD))
     tiles = -(-units_max // (threads * UNITS_PER_THREAD))
-    for what, size in (("segments", num_segments), ("tiles of a segment", tiles)):
-        if size > GRID_YZ_MAX:
-            raise ArrayError("segments", f"at most {GRID_YZ_MAX} {what} are supported, not {size}")
+    _check_grid(num_segments, tiles, "tiles of a segment")
     return Launch(
         kernel="apply_page_moves",
         grid=(arguments.num_moves, num_segments, tiles),
@@ -234,9 +232,7 @@ def token_move_launch(
     """
     threads = _threads(units_max)
     tiles = -(-units_max // threads)
-    for what, size in (("segments", num_segments), ("tiles of a token", tiles)):
-        if size > GRID_YZ_MAX:
-            raise ArrayError("segments", f"at most {GRID_YZ_MAX} {what} are supported, not {size}")
+    _check_grid(num_segments, tiles, "tiles of a token")
     num_chains = arguments.chains.shape[0] - 1
     return Launch(
         kernel="apply_token_moves",
@@ -251,6 +247,17 @@ def token_move_launch(
             np.int32(num_segments),
         ),
     )
+
+
+def _check_grid(num_segments: int, tiles: int, tiles_of: str) -> None:
+    """Refuse more than the grid's second and third dimensions can hold.
+
+    Raises:
+        ArrayError: names what is too much.
+    """
+    for what, size in (("segments", num_segments), (tiles_of, tiles)):
+        if size > GRID_YZ_MAX:
+            raise ArrayError("segments", f"at most {GRID_YZ_MAX} {what} are supported, not {size}")
 
 
 def _threads(work: int) -> int:

@@ -334,10 +334,7 @@ impl PyLedger {
         until: f64,
         draft_from: Option<Integer>,
     ) -> PyResult<(i64, u32)> {
-        let scope = scope.get(py, "scope", FROM_MINUS_ONE)?;
-        let draft_from = draft_from
-            .map(|value| value.get(py, "draft_from", FROM_MINUS_ONE))
-            .transpose()?;
+        let (scope, draft_from) = identity_of(py, scope, draft_from)?;
         let tokens = Tokens::new(tokens, &"tokens", 1)?;
         let result = self.lock(py)?.pin(tokens.slice(), scope, draft_from, until);
         let given = |_, position| tokens.original(position);
@@ -476,10 +473,7 @@ impl PyLedger {
         scope: Integer,
         draft_from: Option<Integer>,
     ) -> PyResult<u32> {
-        let scope = scope.get(py, "scope", FROM_MINUS_ONE)?;
-        let draft_from = draft_from
-            .map(|value| value.get(py, "draft_from", FROM_MINUS_ONE))
-            .transpose()?;
+        let (scope, draft_from) = identity_of(py, scope, draft_from)?;
         let tokens = Tokens::new(tokens, &"tokens", 1)?;
         let result = self
             .lock(py)?
@@ -646,10 +640,7 @@ impl PyLedger {
         scope: Integer,
         draft_from: Option<Integer>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let scope = scope.get(py, "scope", FROM_MINUS_ONE)?;
-        let draft_from = draft_from
-            .map(|value| value.get(py, "draft_from", FROM_MINUS_ONE))
-            .transpose()?;
+        let (scope, draft_from) = identity_of(py, scope, draft_from)?;
         let tokens = Tokens::new(tokens, &"tokens", 1)?;
         let given = |_, position| tokens.original(position);
         let result = self
@@ -754,10 +745,7 @@ impl PyLedger {
         scope: Integer,
         draft_from: Option<Integer>,
     ) -> PyResult<(u32, u32, u32)> {
-        let scope = scope.get(py, "scope", FROM_MINUS_ONE)?;
-        let draft_from = draft_from
-            .map(|value| value.get(py, "draft_from", FROM_MINUS_ONE))
-            .transpose()?;
+        let (scope, draft_from) = identity_of(py, scope, draft_from)?;
         let tokens = Tokens::new(tokens, &"tokens", 1)?;
         let result = self
             .lock(py)?
@@ -871,6 +859,17 @@ impl PyLedger {
         self.lock(py)?.validate();
         Ok(())
     }
+}
+
+/// In which scope tokens are looked up, and from where on their draft KV is needed.
+fn identity_of(
+    py: Python<'_>,
+    scope: Integer,
+    draft_from: Option<Integer>,
+) -> PyResult<(i32, Option<i32>)> {
+    let scope = scope.get(py, "scope", FROM_MINUS_ONE)?;
+    let draft_from = draft_from.map(|value| value.get(py, "draft_from", FROM_MINUS_ONE));
+    Ok((scope, draft_from.transpose()?))
 }
 
 /// The eviction policy of that name.

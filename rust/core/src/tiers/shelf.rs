@@ -156,36 +156,32 @@ impl Shelf {
         copy.state == State::Valid && copy.pins == 0 && !entry.doomed
     }
 
+    /// The list of a tier in which a readable copy of an entry stands.
+    fn list_of(&mut self, id: u32, level: usize) -> &mut BTreeSet<(Value, u32)> {
+        if self.is_spare(id, level) {
+            &mut self.levels[level].spare
+        } else {
+            &mut self.levels[level].sole
+        }
+    }
+
     /// Takes the copies of an entry out of the lists, before it changes.
     fn unlist(&mut self, id: u32) {
+        let item = (self.entries[id].value, id);
         for level in 0..LOWER {
             if self.is_listed(id, level) {
-                let item = (self.entries[id].value, id);
-                let spare = self.is_spare(id, level);
-                let lists = &mut self.levels[level];
-                let list = if spare {
-                    &mut lists.spare
-                } else {
-                    &mut lists.sole
-                };
-                assert!(list.remove(&item), "a readable copy is listed");
+                let was_there = self.list_of(id, level).remove(&item);
+                assert!(was_there, "a readable copy is listed");
             }
         }
     }
 
     /// Puts them back, after it has changed.
     fn list(&mut self, id: u32) {
+        let item = (self.entries[id].value, id);
         for level in 0..LOWER {
             if self.is_listed(id, level) {
-                let item = (self.entries[id].value, id);
-                let spare = self.is_spare(id, level);
-                let lists = &mut self.levels[level];
-                let list = if spare {
-                    &mut lists.spare
-                } else {
-                    &mut lists.sole
-                };
-                list.insert(item);
+                self.list_of(id, level).insert(item);
             }
         }
     }
