@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tandemkv._core import Ledger
 from tandemkv.managers.batch import Batch, RequestIds
-from tandemkv.managers.identity import Identity
+from tandemkv.managers.identity import Adapter, Identity, MediaItem, Salt
 from tandemkv.managers.limits import Limits
 
 # The negative values of `handle` in Ledger.admit.
@@ -202,6 +202,38 @@ def admission_of(batch: Batch, limits: Limits) -> Admission:
         hits=np.zeros(count, np.int32),
         identity=None if batch.identity is None else batch.identity.select(new),
     )
+
+
+def asked_about(
+    limits: Limits,
+    name: str,
+    prompt: NDArray[Any],
+    *,
+    scope: int,
+    adapter: Adapter | None,
+    cache_salt: Salt | None,
+    media: Sequence[MediaItem],
+    draft_from: int | None = None,
+) -> Admission:
+    """Return a prompt as a new request that is asked about and not admitted, checked like one.
+
+    Errors call it `name`.
+
+    Raises:
+        BatchError: longer than `max_seq_len`, or fields that a batch would refuse.
+    """
+    batch = Batch(
+        [name],
+        chunk_lens=[1],
+        prompts=[prompt],
+        max_total_tokens=[len(prompt)],
+        scopes=[scope],
+        adapters=[adapter],
+        cache_salts=[cache_salt],
+        media=[media],
+        draft_from=None if draft_from is None else [draft_from],
+    )
+    return admission_of(batch, limits)
 
 
 def dummy_admission(ids: RequestIds, lens: NDArray[np.int64], limits: Limits) -> Admission:

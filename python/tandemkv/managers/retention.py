@@ -10,9 +10,8 @@ import numpy as np
 
 from tandemkv._core import Ledger
 from tandemkv.errors import BatchError, LedgerError
-from tandemkv.managers.admission import admission_of
+from tandemkv.managers.admission import asked_about
 from tandemkv.managers.arrays import int_array, token_array
-from tandemkv.managers.batch import Batch
 from tandemkv.managers.identity import Adapter, MediaItem, Salt, interned, read_identity
 from tandemkv.managers.limits import Limits
 from tandemkv.managers.registry import Registry
@@ -114,18 +113,16 @@ class Retention:
         if not len(prompt):
             raise BatchError("tokens is empty; at least one is needed", field="tokens")
         with self._lock:
-            batch = Batch(
-                ["lease"],
-                chunk_lens=[1],
-                prompts=[prompt],
-                max_total_tokens=[len(prompt)],
-                scopes=[scope],
-                adapters=[adapter],
-                cache_salts=[cache_salt],
-                media=[media],
-                draft_from=None if draft_from is None else [draft_from],
+            asked = asked_about(
+                self._limits,
+                "lease",
+                prompt,
+                scope=scope,
+                adapter=adapter,
+                cache_salt=cache_salt,
+                media=media,
+                draft_from=draft_from,
             )
-            asked = admission_of(batch, self._limits)
             with interned(self._ledger, asked):
                 return self._ledger.pin(
                     asked.tokens,

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tandemkv.config import check_count
 from tandemkv.errors import RequestError
-from tandemkv.managers import Batch, Managers
-from tandemkv.managers.admission import admission_of
+from tandemkv.managers import Managers
+from tandemkv.managers.admission import asked_about
 from tandemkv.managers.arrays import token_array
 from tandemkv.managers.identity import Adapter, MediaItem, Salt, interned
 from tandemkv.planning import Plan
@@ -224,17 +224,15 @@ class StoreBridge:
         """Return the tier keys of the blocks of a prompt after those that some tier has."""
         if not len(prompt):
             return np.empty((0, 32), np.uint8)
-        batch = Batch(
-            ["fetch"],
-            chunk_lens=[1],
-            prompts=[prompt],
-            max_total_tokens=[len(prompt)],
-            scopes=[scope],
-            adapters=[adapter],
-            cache_salts=[cache_salt],
-            media=[media],
+        asked = asked_about(
+            self._limits,
+            "fetch",
+            prompt,
+            scope=scope,
+            adapter=adapter,
+            cache_salt=cache_salt,
+            media=media,
         )
-        asked = admission_of(batch, self._limits)
         with interned(self._ledger, asked):
             tokens, number = asked.tokens, int(asked.scopes[0])
             if number < 0:
